@@ -746,9 +746,9 @@ quote("csrc/operators/call.cpp", "  if (!selects_backend) {", "op.callBoxed(stac
 # level's table.
 
 # %%
-fresh = "attach_new(tensor, make_cell(level_, contents, tensor"
+fresh = "attach(tensor, make_cell(level_, contents, tensor"
 quote("csrc/operators/level_results.cpp", fresh, "admit(contents, kFresh);")
-quote("csrc/tensors/level_tensor.cpp", "void attach_new(", "add(kLevelKey)")
+quote("csrc/tensors/level_tensor.cpp", "void attach(", "add(kLevelKey)")
 
 # %% [markdown]
 # `set_keys` **puts the key on the tensor**, as the last line of the toy's `take_results` does. From

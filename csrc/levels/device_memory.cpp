@@ -4,6 +4,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/ScopeExit.h>
 
@@ -200,9 +201,11 @@ void count_no_more_on_device(const c10::DataPtr& bytes) {
 std::uint64_t failed_allocations() { return failed; }
 
 // See Note [cuBLAS's workspace is nobody's]
-void warm_libraries(c10::Stream stream) {
+void warm_libraries(c10::Device device) {
   thread_local std::vector<c10::Stream> warm;
-  if (stream.device_type() != c10::kCUDA || std::ranges::find(warm, stream) != warm.end()) return;
+  if (!device.is_cuda()) return;
+  const c10::Stream stream = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getStream(device);
+  if (std::ranges::find(warm, stream) != warm.end()) return;
   warm.push_back(stream);
   Meter* const meter = std::exchange(running_meter, nullptr);
   is_warming = true;
@@ -214,7 +217,7 @@ void warm_libraries(c10::Stream stream) {
   });
   try {
     const BackendScope scope;
-    const auto options = at::TensorOptions(stream.device()).dtype(at::kFloat);
+    const auto options = at::TensorOptions(device).dtype(at::kFloat);
     const at::Tensor matrix = at::ones({16, 16}, options);
     // With a bias cuBLASLt may be chosen, which has another.
     static_cast<void>(at::addmm(matrix, matrix, matrix));

@@ -41,7 +41,6 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
-#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -54,8 +53,8 @@ namespace rematfn {
 void count_no_more_on_device(const c10::DataPtr& bytes);
 // How many allocations on this thread have ended without memory, after all that could go had gone.
 [[nodiscard]] std::uint64_t failed_allocations();
-// Makes this thread's workspaces for a stream that is current, of a device whose allocator asks, once.
-void warm_libraries(c10::Stream stream);
+// Makes this thread's workspaces for the current stream of a device whose allocator asks, once.
+void warm_libraries(c10::Device device);
 // What they took, of all threads.
 [[nodiscard]] std::size_t workspace_bytes();
 

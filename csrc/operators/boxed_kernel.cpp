@@ -153,6 +153,7 @@ void govern(Invocation& invocation) {
   if (registrations.any_pending.load(std::memory_order_relaxed)) register_new_operators();
   FoundTensors found;
   ArgumentKind kind = find_tensors(invocation, found);
+  find_writes(invocation, found);
   // See Note [Who waits for other ranks holds no lock]
   if (invocation.facts.waits_for_ranks && kind != ArgumentKind::kAbstract && !DomainLock::is_held()) {
     invocation.run_below();
@@ -162,12 +163,7 @@ void govern(Invocation& invocation) {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);
     // See Note [What is stored away outlives what it was made of]
-    const OperatorFacts& facts = invocation.facts;
-    if (facts.may_write() && domain.domain != nullptr && !DomainLock::is_held() &&
-        OutsideContents::others_know(domain.domain)) {
-      find_writes(invocation, found);
-      save_for_readers(invocation, found, domain.domain);
-    }
+    if (domain.domain != nullptr && !DomainLock::is_held()) save_for_readers(invocation, found, domain.domain);
     std::optional<DomainLock> lock;
     if (domain.domain != nullptr) lock.emplace(*domain.domain);
     if (Level* level = find_level(invocation, domain, found, kind)) {
@@ -179,7 +175,6 @@ void govern(Invocation& invocation) {
     invocation.call_again();
     return;
   }
-  find_writes(invocation, found);
   save_for_readers(invocation, found);
   invocation.run_below();
 }

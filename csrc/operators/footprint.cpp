@@ -7,9 +7,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
-#include <bit>
 #include <exception>
-#include <optional>
 #include <sstream>
 
 #include "base/golden_ratio.h"
@@ -23,13 +21,6 @@ namespace rematfn {
 namespace {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
-
-constexpr std::size_t kMostFootprints = std::size_t{1} << 16;
-
-ska::flat_hash_map<FootprintKey, std::size_t>& known() {
-  thread_local ska::flat_hash_map<FootprintKey, std::size_t> map;
-  return map;
-}
 
 // ---- keys ------------------------------------------------------------------------------------
 
@@ -57,37 +48,20 @@ struct Hash {
     add(tensor.strides());
     add(static_cast<std::uint64_t>(tensor.storage_offset()));
   }
-  void add_kind(char kind) { add(static_cast<std::uint64_t>(kind)); }
-  // An integer, a truth value and a float of the same bits give results of other types.
+  // What is rare, by what it prints as: a float does not print as an integer does.
   void add(const c10::IValue& value) {
-    if (value.isNone()) return add_kind('n');
-    if (value.isGenerator()) return add_kind('g');
-    if (value.isInt()) {
-      add_kind('i');
-      return add(static_cast<std::uint64_t>(value.toInt()));
-    }
-    if (value.isDouble()) {
-      add_kind('d');
-      return add(std::bit_cast<std::uint64_t>(value.toDouble()));
-    }
-    if (value.isBool()) return add_kind(value.toBool() ? 't' : 'f');
+    if (value.isNone() || value.isGenerator()) return;
+    if (value.isInt()) return add(static_cast<std::uint64_t>(value.toInt()));
     if (value.isTensor()) {
-      add_kind('T');
       if (value.toTensor().defined()) add(*value.toTensor().unsafeGetTensorImpl());
-      return;
-    }
-    if (value.isList()) {  // of lists, too, which collectives take
-      add_kind('L');
+    } else if (value.isList()) {  // of lists, too, which collectives take
       add(value.toListRef().size());
       for (const c10::IValue& each : value.toListRef()) add(each);
-      return;
+    } else {
+      std::ostringstream text;
+      text << value;
+      add(std::hash<std::string>{}(text.str()));
     }
-    add_kind('s');
-    if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
-    // Devices, complex numbers: rare, so by what they print as.
-    std::ostringstream text;
-    text << value;
-    add(std::hash<std::string>{}(text.str()));
   }
 };
 
@@ -176,30 +150,14 @@ class MetaArguments {
   std::vector<Given> storages_;
 };
 
-// Whether any of the indices is a mask.
-bool has_mask(Arguments arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
-    bool boolean = false;
-    for_each_tensor(v, [&](const at::Tensor& t, int index) {
-      boolean |= index >= 0 && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte);
-    });
-    return boolean;
-  });
-}
-
-// Of an operator whose output's size depends on data, an upper bound; none if it depends on shapes.
-std::optional<std::size_t> bound_of(std::string_view name, Arguments arguments) {
-  if (name == "aten::index" && !has_mask(arguments)) return {};
+// Of an operator whose output's size depends on data, as a rule an upper bound.
+std::size_t bound_of(std::string_view name, Arguments arguments) {
   if (arguments.empty() || !arguments[0].isTensor() || !arguments[0].toTensor().defined()) return 0;
   const at::Tensor& self = arguments[0].toTensor();
   if (!is_plain(*self.unsafeGetTensorImpl())) return 0;
   const auto elements = static_cast<std::size_t>(self.numel());
   if (name == "aten::nonzero" || name == "aten::argwhere") {
     return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
-  }
-  if (name == "aten::masked_select") {
-    return std::max(elements, static_cast<std::size_t>(arguments[1].toTensor().numel())) *
-           self.itemsize();
   }
   const bool has_indices = name.find("unique") != std::string_view::npos;  // two for each element
   return elements * (self.itemsize() + (has_indices ? 2 * sizeof(std::int64_t) : 0));
@@ -209,9 +167,6 @@ std::optional<std::size_t> bound_of(std::string_view name, Arguments arguments) 
 
 // See Note [Shapes are asked for where they decide]
 std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& facts, Arguments arguments) {
-  if (facts.dynamic_shape) {
-    if (const auto bound = bound_of(op.schema().name(), arguments)) return *bound;
-  }
   try {
     const BackendScope scope;
     MetaArguments meta(op, arguments);
@@ -220,6 +175,7 @@ std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& fa
     return meta.added();
   } catch (const std::exception& error) {
     if (is_stop(error)) throw;
+    if (facts.dynamic_shape) return bound_of(op.schema().name(), arguments);
     return 0;  // no shape function; the first run will tell
   }
 }
@@ -236,16 +192,11 @@ FootprintKey footprint_key_of(const c10::OperatorHandle& op, Arguments arguments
 }
 
 // See Note [What one call teaches decides no other]
-std::size_t last_footprint(FootprintKey key, c10::function_ref<std::size_t()> guess) {
-  if (const auto found = known().find(key); found != known().end()) return found->second;
-  const std::size_t guessed = guess();
-  remember(key, guessed);
-  return guessed;
-}
-
-void remember(FootprintKey key, std::size_t nbytes) {
-  if (known().size() >= kMostFootprints) known().clear();
-  known()[key] = nbytes;
+Footprint& footprint_of(FootprintKey key) {
+  constexpr std::size_t kMostKnown = std::size_t{1} << 16;
+  thread_local ska::flat_hash_map<FootprintKey, Footprint> known;
+  if (known.size() > kMostKnown) known.clear();
+  return known[key];
 }
 
 // See Note [Cost is a model]

@@ -6,7 +6,9 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <c10/util/FunctionRef.h>
+
+#include <limits>
+#include <optional>
 
 #include "operators/operator_facts.h"
 
@@ -37,12 +39,18 @@ using FootprintKey = std::uint64_t;
 // the operator writes an argument and makes a tensor as well: it may write first, and what is refused is to have
 // changed nothing.
 
-// Bytes of the outputs: 0 where shape inference fails, an upper bound where they depend on data.
+// Bytes of the outputs: 0 where shape inference fails; as a rule an upper bound where they depend on data.
 [[nodiscard]] std::size_t infer_outputs(const c10::OperatorHandle& op, const OperatorFacts& facts,
                                         c10::ArrayRef<c10::IValue> arguments);
-// What the last call that was alike had allocated at once, in bytes; if there was none, what `guess` returns.
-[[nodiscard]] std::size_t last_footprint(FootprintKey key, c10::function_ref<std::size_t()> guess);
-void remember(FootprintKey key, std::size_t nbytes);
+// What this thread knows of calls that are alike.
+struct Footprint {
+  std::optional<std::size_t> nbytes;  // that the last of them had allocated at once
+  // See Note [An accelerator is timed once]
+  int times_timed = 0;
+  double seconds = std::numeric_limits<double>::infinity();  // the least
+};
+// It stays where it is until another one is asked for.
+[[nodiscard]] Footprint& footprint_of(FootprintKey key);
 
 // Note [Cost is a model]
 // ~~~~~~~~~~~~~~~~~~~~~~

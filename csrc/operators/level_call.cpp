@@ -22,7 +22,6 @@
 #include "levels/meter.h"
 #include "levels/pressure.h"
 #include "levels/refusals.h"
-#include "operators/device_time.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
 
@@ -93,7 +92,6 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
 void LevelCall::run() {
   std::unique_lock<std::recursive_mutex> turn;
   if (facts_.draws_random) turn = take_random_turn(domain_);
-  find_writes(invocation_, found_);
   operands_.resize(found_.size());
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];
@@ -209,8 +207,9 @@ FootprintKey LevelCall::footprint_key() {
 LevelCall::Need LevelCall::foresee() {
   const bool may_write_before = writes_ && facts_.makes_fresh && !nature_.writes_aside;  // a batch norm allocates first
   const bool is_asked = makes_on_allocator_that_asks() && !may_write_before;
-  const std::size_t likely = last_footprint(
-      footprint_key(), [&] { return is_asked ? 0 : infer_outputs(op_, facts_, arguments()); });
+  std::optional<std::size_t> last = footprint_of(footprint_key()).nbytes;
+  if (!last) last = footprint_of(footprint_key()).nbytes = is_asked ? 0 : infer_outputs(op_, facts_, arguments());
+  const std::size_t likely = *last;
   return {is_asked ? 0 : likely, likely};  // where nobody asks, what is not foreseen is not counted
 }
 
@@ -330,8 +329,9 @@ void LevelCall::run_kernel() {
 
 void LevelCall::run_measured() {
   if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
-  std::optional<DeviceTime> on_device;
-  if (level_.timed && on_accelerator_) on_device.emplace(footprint_key(), accelerator());
+  const bool is_timed_there = level_.timed && on_accelerator_;
+  std::optional<c10::Event> begun;
+  if (is_timed_there) begun = begin_to_time();
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
   if (!facts_.is_view) {
@@ -343,8 +343,8 @@ void LevelCall::run_measured() {
   } else {
     run_until_it_fits();
   }
-  if (on_device) {
-    seconds_ = on_device->seconds();
+  if (is_timed_there) {
+    seconds_ = seconds_since(begun);
   } else if (level_.timed) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }

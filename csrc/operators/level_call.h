@@ -5,7 +5,10 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Event.h>
 #include <c10/util/SmallVector.h>
+
+#include <optional>
 
 #include "engine/step.h"
 #include "levels/level.h"
@@ -56,6 +59,10 @@ class LevelCall final : private Step {
   void run_until_it_fits();
   void run_until_device_has_room();
   void reserve();
+  // Nothing, if it is known how long the call takes, or cannot be found out.
+  [[nodiscard]] std::optional<c10::Event> begin_to_time();
+  // The call has been enqueued.
+  [[nodiscard]] double seconds_since(const std::optional<c10::Event>& begun);
   // That a random operator draws from: the one passed in, else its device's own.
   [[nodiscard]] at::Generator generator() const;
 

@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// level_on_device.cpp: what an operator's journey takes more on an accelerator: streams, captures, and what
-// happens if the device has no memory.
+// level_on_device.cpp: what an operator's journey takes more on an accelerator: streams, captures, times, and
+// what happens if the device has no memory.
+//
+// Note [An accelerator is timed once]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The host's clock tells how long it takes to enqueue a kernel. To know how long the kernel takes, two
+// events are recorded around it, and the second is waited for: then nothing overlaps. So a call is
+// timed twice, of which the first may load the kernel or choose it, and calls that are alike are taken to
+// take as long. From then on nobody waits.
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "base/errors.h"
+#include "base/interpreter.h"
 #include "levels/device_memory.h"
 #include "operators/level_call.h"
 #include "operators/raw_access.h"
 #include "tensors/stack_utils.h"
 #include "tensors/thread_keys.h"
+#include "tensors/torch_compat.h"
 
 namespace rematfn {
 
@@ -46,7 +58,7 @@ void LevelCall::enter_stream(c10::Device device) {
 void LevelCall::note_accelerator(c10::Device device) {
   domain_.was_in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   asks_for_room_ = asks_for_room(device.type());
-  if (asks_for_room_ && is_metered_) warm_libraries(domain_.streams.last(device));
+  if (asks_for_room_ && is_metered_) warm_libraries(device);
 }
 
 void LevelCall::enter_stream_of_generator() {
@@ -111,6 +123,33 @@ void LevelCall::reserve() {
       if (!domain_.evict_after_failure(nbytes)) throw;
     }
   }
+}
+
+// See Note [An accelerator is timed once]
+std::optional<c10::Event> LevelCall::begin_to_time() {
+  constexpr int kTimes = 2;
+  const c10::Device device = accelerator();
+  const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
+  const c10::Stream stream = guard->getStream(device);
+  if (footprint_of(footprint_key()).times_timed == kTimes || capture_of(*guard, stream) != 0) return std::nullopt;
+  std::optional<c10::Event> begun(std::in_place, device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  begun->record(stream);
+  return begun;
+}
+
+double LevelCall::seconds_since(const std::optional<c10::Event>& begun) {
+  constexpr double kMilliseconds = 1e-3;
+  Footprint& known = footprint_of(footprint_key());
+  if (!begun) return known.times_timed == 0 ? 0 : known.seconds;
+  const c10::Device device = accelerator();
+  c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  end.record(c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
+  {
+    const detail::WithoutInterpreter scope;
+    end.synchronize();
+  }
+  ++known.times_timed;
+  return known.seconds = std::min(known.seconds, kMilliseconds * begun->elapsedTime(end));
 }
 
 }  // namespace rematfn

@@ -146,7 +146,7 @@ void LevelCall::take_results() {
     if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
   }
   const std::size_t took = output_bytes_ + scratch_bytes;
-  if (is_metered_ && took >= need_.certain_bytes && took != need_.likely_bytes) remember(footprint_key(), took);
+  if (is_metered_ && took >= need_.certain_bytes && took != need_.likely_bytes) footprint_of(footprint_key()).nbytes = took;
 }
 
 Rates LevelCall::rates() const {
@@ -218,7 +218,7 @@ void LevelCall::record_fresh(const FoundTensor& fresh) {
     call().gives_zeros = true;
   }
   if (replayable) record_result(*contents, {fresh.position, fresh.index, false}, tensor);
-  attach_new(tensor, make_cell(level_, contents, tensor.storage()));
+  attach(tensor, make_cell(level_, contents, tensor.storage()));
   admit(contents, kFresh);
   hold_if_asked(contents, tensor.dtype());
 }

@@ -94,9 +94,7 @@ bool Readings::agrees(std::uint64_t operation, std::size_t input, const c10::Sto
 
 Contents::Contents(const c10::Storage& storage) : address_(storage.data()) {}
 
-void Contents::note_view(const c10::TensorImpl& tensor) {
-  last_read_ = &tensor;
-  last_offset_ = tensor.storage_offset();
+void Contents::note_read(const c10::TensorImpl& tensor) {
   if (samples_.size() == kMostViews) return;
   const View view = View::of(tensor);
   const std::uint64_t key = view.key();

@@ -75,9 +75,7 @@ class Contents {
   explicit Contents(const c10::Storage& storage);
 
   // An operation is about to read `tensor`, which stands on the storage.
-  void note_read(const c10::TensorImpl& tensor) {
-    if (&tensor != last_read_ || tensor.storage_offset() != last_offset_) note_view(tensor);
-  }
+  void note_read(const c10::TensorImpl& tensor);
   // The bytes are about to be taken away, and are what they were; at least for the moment.
   void note_resize(const c10::Storage& storage, std::size_t nbytes);
   // They may have been; is_back() must be asked before anything is read.
@@ -95,12 +93,9 @@ class Contents {
     std::uint64_t bits;
   };
 
-  void note_view(const c10::TensorImpl& tensor);
   [[nodiscard]] const Sample* sample_of(std::uint64_t view) const;
 
   const void* address_ = nullptr;
-  const c10::TensorImpl* last_read_ = nullptr;  // compared, never followed
-  std::int64_t last_offset_ = 0;
   std::optional<std::uint64_t> whole_;  // until a resize has been checked
   c10::SmallVector<Sample, 2> samples_;
 };

@@ -126,12 +126,6 @@ void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
   set_keys(tensor, keys_of(tensor).add(kLevelKey));
 }
 
-void attach_new(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
-  if (tensor.get_backend_meta() != nullptr) return attach(tensor, std::move(cell));
-  tensor.set_backend_meta(std::move(cell));
-  set_keys(tensor, keys_of(tensor).add(kLevelKey));
-}
-
 void detach(c10::TensorImpl& tensor) {
   const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
   const std::lock_guard guard(handle_lock);

@@ -183,8 +183,6 @@ bool with_cell(const at::Tensor& tensor, const Visit& visit) {
 }
 // Makes `tensor`, whose storage is the cell's, a level tensor.
 void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
-// The same for one that no other thread can know of yet.
-void attach_new(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell);
 void detach(c10::TensorImpl& tensor);
 
 // A dense tensor with bytes of its own; anything else passes through untracked.

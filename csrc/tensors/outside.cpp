@@ -19,7 +19,6 @@ Ref<TensorVersion> OutsideContents::version_of(c10::TensorImpl& tensor, bool rea
     entry.version->nbytes = storage.nbytes();
     entry.version->outside = &domain_;
     take_name(*entry.version);
-    update_count();
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
         !c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Functionalize);
@@ -81,7 +80,6 @@ const char* OutsideContents::change_of(TensorVersion& version, const View& view)
     check_resized(*entry);
     if (entry->version == nullptr) {
       by_storage_.erase(version.storage.unsafeGetStorageImpl());
-      update_count();
       entry = nullptr;
     }
   }
@@ -115,7 +113,6 @@ void OutsideContents::forget(const c10::StorageImpl& storage, bool for_want_of_r
   found->second.version->lost_for_want_of_room = for_want_of_room;
   drop_counter(*found->second.version);
   by_storage_.erase(found);
-  update_count();
 }
 
 void OutsideContents::note_write(const c10::StorageImpl& storage) {
@@ -140,7 +137,6 @@ TensorVersion* OutsideContents::known(const c10::StorageImpl& storage, std::uint
 void OutsideContents::erase(TensorVersion& version) {
   drop_counter(version);
   if (entry_of(version) != nullptr) by_storage_.erase(version.storage.unsafeGetStorageImpl());
-  update_count();
 }
 
 void OutsideContents::bury(TensorVersion& version) {
@@ -160,21 +156,6 @@ void OutsideContents::take_name(TensorVersion& version) {
     version.recorded = found->second.recorded;
   }
   names_.erase(found);
-}
-
-namespace {
-constinit std::atomic<std::size_t> known_of_all{0};
-}
-
-void OutsideContents::update_count() {
-  const std::size_t now = by_storage_.size();
-  known_of_all += now - count_.exchange(now);
-}
-
-bool OutsideContents::others_know(const Domain* ours) {
-  const auto* domain = static_cast<const TensorDomain*>(ours);
-  const std::size_t own = domain == nullptr ? 0 : domain->outside.count_.load();
-  return known_of_all.load() != own;
 }
 
 void OutsideContents::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
@@ -218,7 +199,6 @@ void OutsideContents::add(TensorVersion& version) {
   // Two versions cannot share a storage: a cell has one current version, and the map no other.
   version.outside = &domain_;
   by_storage_[version.storage.unsafeGetStorageImpl()] = {&version, Contents(version.storage)};
-  update_count();
 }
 
 }  // namespace rematfn

@@ -14,7 +14,6 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
@@ -25,7 +24,6 @@
 
 namespace rematfn {
 
-class Domain;
 class TensorDomain;
 struct TensorVersion;
 
@@ -70,8 +68,6 @@ class OutsideContents {
   void erase(TensorVersion& version);
   // The same for one that nothing refers to any more: its contents are there still.
   void bury(TensorVersion& version);
-  // Whether any other domain than `ours` knows any.
-  [[nodiscard]] static bool others_know(const Domain* ours);
 
  private:
   // The version holds the storage, so the address that this is found by cannot be reused.
@@ -95,12 +91,10 @@ class OutsideContents {
   void check_resized(Entry& entry);
   [[nodiscard]] bool has_moved_counter(const TensorVersion& version, std::uint32_t bumps = 0) const;
   [[nodiscard]] static bool agrees_with_readers(const Entry& entry);
-  void update_count();
 
   TensorDomain& domain_;
   ska::flat_hash_map<const c10::StorageImpl*, Entry> by_storage_;
   ska::flat_hash_map<const c10::StorageImpl*, Name> names_;
-  std::atomic<std::size_t> count_{0};  // as others may ask for it
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
 };

@@ -38,14 +38,12 @@ void Streams::enter_current(c10::Device device) {
     used_.push_back({now, {}});
     return;
   }
-  settled_ = !several_;
   if (used->last == now) return;
   if (capture_of(*guard, used->last) != capture_) {  // See Note [A captured call keeps to itself], 5
     *used = {now, {}};
     return;
   }
   several_ = true;
-  settled_ = false;
   wait_for(used->last, now);
   std::erase(used->others, now);
   used->others.push_back(used->last);
@@ -58,10 +56,6 @@ void Streams::see_captures() {
     const auto* guard = guard_if_any(used.last.device());
     capture_ = std::max(capture_, capture_of(*guard, guard->getStream(used.last.device())));
   }
-}
-
-c10::Stream Streams::last(c10::Device device) const {
-  return std::ranges::find(used_, device, [](const Used& u) { return u.last.device(); })->last;
 }
 
 std::vector<c10::Device> Streams::devices() const {
@@ -77,8 +71,7 @@ void Streams::tell_allocator(const c10::DataPtr& bytes) {
   guard->recordDataPtrOnStream(bytes, guard->getStream(bytes.device()));
 }
 
-void Streams::settle_all() {
-  settled_ = true;
+void Streams::settle() {
   for (const Used& used : used_) {
     for (const c10::Stream& other : used.others) wait_for(used.last, other);
   }

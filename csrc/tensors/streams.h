@@ -50,16 +50,12 @@ class Streams {
   [[nodiscard]] std::uint64_t capture() const { return capture_; }
   // The same, of the streams that are current now.
   void see_captures();
-  // The one of `device` that was current when it was entered last.
-  [[nodiscard]] c10::Stream last(c10::Device device) const;
   // The current stream is about to read or write the bytes of `storage`.
   void note_use(const c10::StorageImpl& storage) const {
     if (several_) tell_allocator(storage.data_ptr());
   }
   // Every stream waits for what has been enqueued by now.
-  void settle() {
-    if (!settled_) settle_all();
-  }
+  void settle();
 
  private:
   struct Used {
@@ -69,11 +65,9 @@ class Streams {
 
   void enter_current(c10::Device device);
   static void tell_allocator(const c10::DataPtr& bytes);
-  void settle_all();
 
   std::vector<Used> used_;  // one for each device
   bool several_ = false;
-  bool settled_ = true;
   std::uint64_t capture_ = 0;
 };
 
