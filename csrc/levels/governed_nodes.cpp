@@ -89,13 +89,6 @@ class GovernedPostHook final : public PostAccumulateGradHook {
     (*inner_)(leaf);
     end_to_govern();
   }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    inner_->compiled_args(args);
-  }
-  void apply_with_saved(at::Tensor& leaf,
-                        torch::dynamo::autograd::SwapSavedVariables& saved) override {
-    inner_->apply_with_saved(leaf, saved);
-  }
 
  private:
   const std::shared_ptr<LevelHandle> level_;

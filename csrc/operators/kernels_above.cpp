@@ -35,6 +35,9 @@ c10::ArrayRef<c10::IValue> arguments_of(const c10::OperatorHandle& op, const Sta
 
 enum class Held : std::uint8_t { kIntegers, kAll };
 
+class HoldScope;
+thread_local HoldScope* innermost_scope = nullptr;
+
 // For a scope: level tensors that are read now stay resident, on this thread.
 class HoldScope {
  public:
@@ -49,8 +52,6 @@ class HoldScope {
       version.reset();
     }
   }
-
-  static HoldScope* current() { return innermost_scope; }
 
   [[nodiscard]] bool wants(caffe2::TypeMeta dtype) const {
     return what_ == Held::kAll ||
@@ -77,14 +78,10 @@ class HoldScope {
   }
 
  private:
-  static thread_local HoldScope* innermost_scope;
-
   const Held what_;
   HoldScope* const outer_;
   std::vector<std::pair<std::shared_ptr<Domain>, Ref<TensorVersion>>> held_;
 };
-
-thread_local HoldScope* HoldScope::innermost_scope = nullptr;
 
 // ---- kernels around torch's ---------------------------------------------------------------------
 
@@ -286,8 +283,7 @@ void register_kernels_above() {
 }
 
 void hold_if_asked(const Ref<TensorVersion>& version, caffe2::TypeMeta dtype) {
-  HoldScope* scope = HoldScope::current();
-  if (scope != nullptr && scope->wants(dtype)) scope->hold(version);
+  if (innermost_scope != nullptr && innermost_scope->wants(dtype)) innermost_scope->hold(version);
 }
 
 }  // namespace rematfn

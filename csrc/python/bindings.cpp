@@ -3,7 +3,6 @@
 // bindings.cpp: with those beside it the only file that knows Python. Holds no logic.
 
 #include <ATen/FuncTorchTLS.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -366,10 +365,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("note_move", &note_move, nogil);
   m.def("has_key", &has_key);
   m.def("knows_functorch", [] { return at::functorch::functorchTLSAccessor() != nullptr; });
-  m.def("empty_without_key", [](const at::Tensor& like) {
-    const BackendScope backend;
-    return at::empty({0}, like.options());
-  });
   m.def("stack_depth", &stack_depth);
   bind_testing(m);
 }

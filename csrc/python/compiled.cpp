@@ -7,6 +7,7 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/slice.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
@@ -68,12 +69,6 @@ struct Part {
 using Parts = std::optional<std::vector<Part>>;
 
 REMATFN_THREAD_LOCAL Parts* wanted = nullptr;  // by the call that this thread is in
-
-struct WantedScope {
-  explicit WantedScope(Parts& parts) : outer(std::exchange(wanted, &parts)) {}
-  ~WantedScope() { wanted = outer; }
-  Parts* const outer;
-};
 
 py::object checked(PyObject* made) {
   if (made != nullptr) return py::reinterpret_steal<py::object>(made);
@@ -244,7 +239,7 @@ std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const
   Parts parts;
   {
     const py::gil_scoped_release no_gil;
-    const WantedScope scope(parts);
+    const auto put_back = c10::make_scope_exit([outer = std::exchange(wanted, &parts)] { wanted = outer; });
     Tensors fresh = op.call(all, sizes, numbers, number, flops);
     std::ranges::move(fresh, std::back_inserter(all));
   }

@@ -99,7 +99,16 @@ class Tier {
     return nullptr;
   }
   // As measured of late. If only one bandwidth is known, they are taken to be the same.
-  [[nodiscard]] LinkFigures link() const;
+  [[nodiscard]] LinkFigures link() const {
+    LinkFigures found = unmeasured_;
+    const double out = account().out.bandwidth;
+    const double in = account().in.bandwidth;
+    if (out > 0 || in > 0) {
+      found.per_byte_out = 1 / (out > 0 ? out : in);
+      found.per_byte_in = 1 / (in > 0 ? in : out);
+    }
+    return found;
+  }
   // A call begins: what was full may have room again.
   virtual void try_again() {}
   // Measures if nothing is known yet: what moving takes is to be compared with replays before anything

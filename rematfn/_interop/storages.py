@@ -150,5 +150,6 @@ def _build_as_without_key(build: Any, tensor: torch.Tensor, /, *args: Any, **kwa
     """Have a legacy constructor, which reads the device off the keys, read none of ours there."""
     # A subclass or a mode comes first, and comes here again.
     if _C.has_key(tensor) and not has_torch_function_unary(tensor):
-        tensor = _C.empty_without_key(tensor)
+        with _C.Outside():
+            tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return build(tensor, *args, **kwargs)

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 ACCOUNT = [CORE / "memory" / name for name in ("tier_account.cpp", "stretches.cpp")]
 TIER = [
     *(CORE / "memory" / name for name in ("scratch_file.cpp", "transfers.cpp")),
-    *(CORE / "tensors" / name for name in ("disk.cpp", "shared_bytes.cpp", "tier.cpp")),
+    *(CORE / "tensors" / name for name in ("disk.cpp", "shared_bytes.cpp")),
     *(CORE / "base" / name for name in ("errors.cpp", "interpreter.cpp")),
 ]
 DISKS = ("ext2/ext3", "xfs", "btrfs", "overlayfs", "f2fs", "zfs")
