@@ -8,9 +8,8 @@
 // sure that somebody will. Were lock and queue two things, the holder would look at the queue once
 // more after it has released it; but by then another thread may have done so, and whatever the lock
 // guards may be gone, with the lock. So both are one word: zero if the lock is free, else the newest
-// entry of the queue, with a bit that says that it is taken and one for threads that wait. It becomes
-// zero only when the queue is empty, and is not read after that. (Waiters are woken by its address;
-// they hold what it stands in.)
+// entry of the queue, with a bit that says that it is taken. It becomes zero only when the queue is empty,
+// and is not read after that. (Waiters are woken by its address; they hold what it stands in.)
 
 #pragma once
 
@@ -50,7 +49,9 @@ class QueueLock {
   void lock() {
     if (try_lock_again()) return;
     const detail::WithoutInterpreter scope;
-    while (!try_lock()) wait();
+    while (!try_lock()) {
+      if (const std::uintptr_t word = word_.load(std::memory_order_relaxed); word != kFree) word_.wait(word);
+    }
   }
 
   // Null: the lock is released. Else it is not, and this is what has been queued, oldest first.
@@ -64,9 +65,11 @@ class QueueLock {
     std::uintptr_t word = kTaken;
     if (word_.compare_exchange_strong(word, kFree, std::memory_order_release,
                                       std::memory_order_relaxed)) {
+      word_.notify_all();
       return nullptr;
     }
-    return unlock_slowly();
+    begin();
+    return oldest_first(entry_of(word_.exchange(kTaken, std::memory_order_acquire)));
   }
 
   // Queues `entry` for whoever has the lock; false if nobody has.
@@ -74,8 +77,7 @@ class QueueLock {
     std::uintptr_t word = word_.load(std::memory_order_relaxed);
     while (word != kFree) {
       entry->next = entry_of(word);
-      const std::uintptr_t with_entry =
-          reinterpret_cast<std::uintptr_t>(entry) | (word & (kTaken | kAwaited));
+      const std::uintptr_t with_entry = reinterpret_cast<std::uintptr_t>(entry) | kTaken;
       if (word_.compare_exchange_weak(word, with_entry, std::memory_order_release,
                                       std::memory_order_relaxed)) {
         return true;
@@ -99,10 +101,9 @@ class QueueLock {
  private:
   static constexpr std::uintptr_t kFree = 0;
   static constexpr std::uintptr_t kTaken = 1;
-  static constexpr std::uintptr_t kAwaited = 2;  // somebody is to be woken
 
   static Entry* entry_of(std::uintptr_t word) {
-    return reinterpret_cast<Entry*>(word & ~(kTaken | kAwaited));
+    return reinterpret_cast<Entry*>(word & ~kTaken);
   }
 
   static Entry* oldest_first(Entry* newest) {
@@ -112,32 +113,6 @@ class QueueLock {
       first = std::exchange(newest, next);
     }
     return first;
-  }
-
-  void wait() {
-    std::uintptr_t word = word_.load(std::memory_order_relaxed);
-    while (word != kFree && (word & kAwaited) == 0) {
-      if (word_.compare_exchange_weak(word, word | kAwaited, std::memory_order_relaxed)) {
-        word |= kAwaited;
-      }
-    }
-    if (word != kFree) word_.wait(word, std::memory_order_relaxed);
-  }
-
-  // Something was queued, or somebody waits.
-  Entry* unlock_slowly() {
-    std::uintptr_t word = kAwaited | kTaken;
-    if (word_.compare_exchange_strong(word, kFree, std::memory_order_release,
-                                      std::memory_order_relaxed)) {
-      word_.notify_all();
-      return nullptr;
-    }
-    begin();
-    do {
-      // What is left says whether somebody waits.
-    } while (!word_.compare_exchange_weak(word, word & (kTaken | kAwaited),
-                                          std::memory_order_acquire, std::memory_order_relaxed));
-    return oldest_first(entry_of(word));
   }
 
   void begin() {

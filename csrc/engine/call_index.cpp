@@ -50,13 +50,6 @@ CallIndex::CallIndex(const Trace& trace) : readers_(trace.values.size()) {
   }
 }
 
-CallIndex::Kinds CallIndex::kinds_before(std::size_t call) const {
-  Kinds kinds{};
-  const std::size_t count = std::min(call, kContext);
-  std::copy_n(kinds_.begin() + static_cast<std::ptrdiff_t>(call - count), count, kinds.end() - count);
-  return kinds;
-}
-
 std::span<const std::uint32_t> CallIndex::after(std::uint64_t context) const {
   const auto found = by_context_.find(context);
   if (found == by_context_.end()) return {};

@@ -31,7 +31,6 @@ class CallIndex {
   [[nodiscard]] static std::uint64_t context_of(const Kinds& kinds);
 
   [[nodiscard]] Kind kind(std::size_t call) const { return kinds_[call]; }
-  [[nodiscard]] Kinds kinds_before(std::size_t call) const;
   [[nodiscard]] std::uint64_t context(std::size_t call) const { return contexts_[call]; }
   // Numbers of calls, in order.
   [[nodiscard]] std::span<const std::uint32_t> readers_of(Trace::Id value) const {

@@ -7,7 +7,7 @@
 
 namespace rematfn {
 
-Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(trace.cost()) {
+Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(trace.cost()), index(trace) {
   std::vector<double> start(trace.calls.size());
   ends_.resize(trace.calls.size());
   double clock = 0;
@@ -18,10 +18,8 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
     ends_[event.index] = clock += trace.calls[event.index].cost;
   }
   first_.resize(trace.calls.size() + 1);
-  made_.resize(trace.calls.size());
   for (std::size_t i = 0; i < trace.calls.size(); ++i) {
-    made_[i] = trace.calls[i].makes.size();
-    first_[i + 1] = first_[i] + trace.calls[i].reads.size() + made_[i];
+    first_[i + 1] = first_[i] + trace.calls[i].reads.size() + trace.calls[i].makes.size();
   }
   next_.resize(first_.back());
   std::vector<double> next(trace.values.size(), kNever);
@@ -97,11 +95,6 @@ bool is_alike(const Trace::Call& call, const ObservedCall& seen) {
 
 }  // namespace
 
-const CallIndex& Future::index(const Trace& trace) const {
-  std::call_once(indexed_, [&] { index_ = std::make_unique<const CallIndex>(trace); });
-  return *index_;
-}
-
 std::size_t Guide::conflicts(const ObservedCall& seen, std::size_t call) const {
   if (!is_alike(trace_.calls[call], seen)) return kNowhere;
   std::size_t count = 0;
@@ -122,7 +115,7 @@ bool Guide::is_next(const ObservedCall& seen) const {
 
 // See Note [A guide finds its place again]
 std::size_t Guide::look_for(const ObservedCall& seen) const {
-  const CallIndex& index = future_.index(trace_);
+  const CallIndex& index = future_.index;
   const std::uint64_t context = CallIndex::context_of(recent_);
   struct {
     std::size_t call = kNowhere;
@@ -155,15 +148,11 @@ std::size_t Guide::look_for(const ObservedCall& seen) const {
 }
 
 void Guide::follow(const ObservedCall& seen) {
-  std::size_t index = next_call_;
-  if (!is_next(seen)) {
-    if (in_order_) recent_ = future_.index(trace_).kinds_before(next_call_);
-    in_order_ = same_way_ = as_recorded_ = false;
-    CallIndex::push(recent_, CallIndex::kind_of(seen.name));
-    index = look_for(seen);
-  } else if (!in_order_) {
-    CallIndex::push(recent_, future_.index(trace_).kind(index));
-  }
+  const bool comes_next = is_next(seen);
+  same_way_ &= comes_next;
+  as_recorded_ &= comes_next;
+  CallIndex::push(recent_, comes_next ? future_.index.kind(next_call_) : CallIndex::kind_of(seen.name));
+  const std::size_t index = comes_next ? next_call_ : look_for(seen);
   note_found(index != kNowhere);
   if (index == kNowhere) {
     now_ = next_call_ == 0 ? 0 : future_.end_of(next_call_ - 1);
@@ -178,13 +167,14 @@ void Guide::follow(const ObservedCall& seen) {
     for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
     return;
   }
+  const std::span<const double> next_uses = future_.next_uses(index);
   for (std::size_t i = 0; i < call.reads.size(); ++i) {
-    advise(*seen.reads[i].version, call.reads[i].value, future_.after_read(index, i));
+    advise(*seen.reads[i].version, call.reads[i].value, next_uses[i]);
   }
   for (std::size_t i = 0; i < call.makes.size(); ++i) {
     Version& version = *seen.makes[i].version;
     as_recorded_ &= version.nbytes == trace_.values[call.makes[i].value].nbytes;
-    advise(version, call.makes[i].value, future_.after_made(index, i));
+    advise(version, call.makes[i].value, next_uses[call.reads.size() + i]);
     if (!version.producer || operations_.empty()) continue;
     operations_[index] = version.producer.get();
     version.producer->call = static_cast<std::uint32_t>(index);

@@ -58,7 +58,6 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -77,27 +76,20 @@ class Future {
 
   const std::size_t result_bytes;
   const double cost;  // of the program
+  const CallIndex index;
 
   // Program time when call number `call` has run.
   [[nodiscard]] double end_of(std::size_t call) const { return ends_[call]; }
-  // Of `trace`; any thread.
-  [[nodiscard]] const CallIndex& index(const Trace& trace) const;
 
-  // After call number `call`: of its i-th read, and of the i-th value it makes.
-  [[nodiscard]] double after_read(std::size_t call, std::size_t i) const {
-    return next_[first_[call] + i];
-  }
-  [[nodiscard]] double after_made(std::size_t call, std::size_t i) const {
-    return next_[first_[call + 1] - made_[call] + i];
+  // After call number `call`: of its reads, and then of the values it makes.
+  [[nodiscard]] std::span<const double> next_uses(std::size_t call) const {
+    return std::span(next_).subspan(first_[call], first_[call + 1] - first_[call]);
   }
 
  private:
   std::vector<std::size_t> first_;  // where a call's entries begin
-  std::vector<std::size_t> made_;
   std::vector<double> next_;
   std::vector<double> ends_;
-  mutable std::once_flag indexed_;
-  mutable std::unique_ptr<const CallIndex> index_;  // made where a call first differs
 };
 
 // A plan for a trace, and what has been learnt of it.
@@ -217,14 +209,13 @@ class Guide {
   std::vector<Operation*> operations_;  // by call, where there is a schedule; null once dead
   std::size_t due_ = 0;                 // replays of the schedule that were due so far
   double now_ = 0;
-  CallIndex::Kinds recent_{};  // of the calls before, once one has differed
+  CallIndex::Kinds recent_{};  // of the calls before
   std::size_t found_ = 0;
   std::size_t furthest_ = 0;
   std::size_t repeated_ = 0;  // at places that it had passed
   double doubt_ = 0;  // how much of what has run lately was not found
   bool as_recorded_ = true;
   bool same_way_ = true;  // the same operators, of whatever sizes
-  bool in_order_ = true;  // but for their variants
   bool loops_ = false;  // over parts of the record, more often than that does
   bool dormant_ = false;
   bool given_up_ = false;

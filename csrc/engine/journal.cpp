@@ -71,12 +71,7 @@ std::vector<std::uint32_t> Journal::places() const {
   return found;
 }
 
-std::uint32_t Journal::place_of_last() const {
-  if (calls.empty()) return 0;
-  Id call = static_cast<Id>(calls.size() - 1);
-  while (call != kNone && calls[call].site.place == 0) call = forward_of(call);
-  return call == kNone ? 0 : calls[call].site.place;
-}
+std::uint32_t Journal::place_of_last() const { return calls.empty() ? 0 : places().back(); }
 
 // ---- values -------------------------------------------------------------------------------------
 

@@ -59,8 +59,6 @@ class Observers {
   void note(Trace::What what, const Version& version) {
     if (recorder) recorder->note(what, version);
   }
-  // No operator reads it: Note [What is asked before bytes are read].
-  void note_read(const Version& version) { note(Trace::What::kRead, version); }
   void note_mark(const Version& version, const std::string& name) {
     if (recorder) recorder->note_mark(version, name);
   }

@@ -94,11 +94,14 @@ void Domain::lock() {
 
 // ---- what others read under the lock ----------------------------------------------------------------
 
-Statistics Report::read() const {
-  // The call may be running, on another thread.
+std::unique_ptr<DomainLock> Report::lock() const {
   const std::shared_ptr<Domain> owner = domain.lock();
-  std::optional<DomainLock> lock;
-  if (owner && !owner->lost_to_fork() && !owner->is_held_here()) lock.emplace(owner);
+  const bool has_one = owner && !owner->lost_to_fork() && !owner->is_held_here();
+  return has_one ? std::make_unique<DomainLock>(owner) : nullptr;
+}
+
+Statistics Report::read() const {
+  const auto locked = lock();
   return statistics;
 }
 

@@ -17,6 +17,7 @@
 namespace rematfn {
 
 class Domain;
+class DomainLock;
 class Journal;
 struct Trace;
 
@@ -77,6 +78,8 @@ struct Report {
   std::shared_ptr<Journal> journal;  // if somebody asked for one
   std::weak_ptr<Domain> domain;
 
+  // The domain's lock, for who reads while the call may run on another thread; null if there is none to take.
+  [[nodiscard]] std::unique_ptr<DomainLock> lock() const;
   // By anybody, while the call runs as well.
   [[nodiscard]] Statistics read() const;
   // Resident, or beside operators. See Note [Bytes beside operators].

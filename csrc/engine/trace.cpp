@@ -36,8 +36,7 @@ void Trace::add_call(Call call) {
 
 bool Trace::is_same_program(const Trace& other) const {
   return std::ranges::equal(calls, other.calls, [](const Call& a, const Call& b) {
-    return a.name == b.name && std::ranges::equal(a.reads, b.reads, {}, &Read::value, &Read::value) &&
-           std::ranges::equal(a.makes, b.makes, {}, &Made::value, &Made::value);
+    return a.name == b.name && a.reads == b.reads && a.makes == b.makes;
   });
 }
 

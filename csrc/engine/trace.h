@@ -41,10 +41,14 @@ struct Trace {
   struct Read {
     Id value;
     bool written = false;
+
+    bool operator==(const Read& other) const = default;
   };
   struct Made {
     Id value;
     std::int32_t over = -1;  // the read whose storage it takes over; none: a fresh storage
+
+    bool operator==(const Made& other) const = default;
   };
   struct Call : CallFacts {
     Call(std::string_view operator_name, const CallFacts& facts)

@@ -57,9 +57,7 @@ Pages::Label* label_ahead_of(void* data) {
 
 void* place(const Pages::Label& label) {
   if (label.nbytes >= kLeastPaged && uses_pages.load(std::memory_order_relaxed)) {
-    // What a budget counts is there to be used. Elsewhere most of a block may never be touched.
-    const bool counted = running_meter != nullptr && running_meter->is_bounded();
-    if (void* block = pages().allocate(label, counted)) return block;
+    if (void* block = pages().allocate(label)) return block;
   }
   auto* block = static_cast<char*>(c10::alloc_cpu(label.nbytes + kAhead));
   new (block) Pages::Label(label);

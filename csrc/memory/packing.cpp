@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/packing.h"
 
+#include <c10/util/Half.h>
+
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -57,25 +60,13 @@ struct Upper {
   static constexpr Element widen(Narrow x) { return Element{x} << 16; }
 };
 
-// A float that was a half: zero, or normal as a half. The exponents differ by 112.
+// A float that was a half.
 struct Half {
   using Element = std::uint32_t;
   using Narrow = std::uint16_t;
-  static constexpr Element kBias = 112U << 23;
-  static constexpr bool fits(Element x) {
-    const Element magnitude = x & 0x7fffffffU;
-    const bool is_normal = magnitude - (kBias + (1U << 23)) < (30U << 23);
-    return (x & 0x1fffU) == 0 && (is_normal || magnitude == 0);
-  }
-  static constexpr Narrow narrow(Element x) {
-    const Element magnitude = x & 0x7fffffffU;
-    const Element half = magnitude == 0 ? 0 : (magnitude - kBias) >> 13;
-    return static_cast<Narrow>(((x >> 16) & 0x8000U) | half);
-  }
-  static constexpr Element widen(Narrow x) {
-    const Element magnitude = x & 0x7fffU;
-    return (Element{x} & 0x8000U) << 16 | (magnitude == 0 ? 0 : (magnitude << 13) + kBias);
-  }
+  static bool fits(Element x) { return widen(narrow(x)) == x; }
+  static Narrow narrow(Element x) { return c10::detail::fp16_ieee_from_fp32_value(std::bit_cast<float>(x)); }
+  static Element widen(Narrow x) { return c10::detail::fp16_ieee_to_fp32_bits(x); }
 };
 
 template <class T>

@@ -45,12 +45,6 @@ void unmap(std::size_t begin, std::size_t nbytes) {
   if (munmap(pages, nbytes) != 0) madvise(pages, nbytes, MADV_DONTNEED);
 }
 
-// All at once, for less than one by one as they are touched. Linux can since 5.14.
-void populate(std::size_t begin, std::size_t nbytes) {
-  constexpr int kPopulateWrite = 23;  // which older headers lack
-  madvise(reinterpret_cast<void*>(begin), nbytes, kPopulateWrite);
-}
-
 std::size_t added(std::size_t a, std::size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
 
 }  // namespace
@@ -121,39 +115,36 @@ void Pages::trim_to(std::size_t nbytes) {
 
 // ---- blocks -----------------------------------------------------------------------------------
 
-void* Pages::allocate(const Label& label, bool populated) {
+void* Pages::allocate(const Label& label) {
   if (tenant_count_.load(std::memory_order_relaxed) == 0) return nullptr;
   const std::size_t nbytes = whole_pages(label.nbytes);
-  Place place;
+  std::size_t begin = 0;
   try {
     const std::lock_guard guard(mutex_);
     if (!any_lives()) return nullptr;
-    place = find_place(nbytes);
-    if (place.begin == 0) return nullptr;
-    blocks_.emplace(place.begin, label);
+    begin = find_place(nbytes);
+    if (begin == 0) return nullptr;
+    blocks_.emplace(begin, label);
     trim_to(room(0));
   } catch (const std::bad_alloc&) {
-    if (place.begin != 0) unmap(place.begin, nbytes);
+    if (begin != 0) unmap(begin, nbytes);
     return nullptr;
   }
-  if (populated && place.lacking > 0) populate(place.lacks_from, place.lacking);
-  return reinterpret_cast<void*>(place.begin);
+  return reinterpret_cast<void*>(begin);
 }
 
-Pages::Place Pages::find_place(std::size_t nbytes) {
-  if (const auto begin = waiting_.take(nbytes)) return {*begin, 0, 0};
+std::size_t Pages::find_place(std::size_t nbytes) {
+  if (const auto begin = waiting_.take(nbytes)) return *begin;
   const auto [large, size] = waiting_.largest();
   for (const std::size_t from : {large + size, large - (nbytes - size)}) {
     if (size == 0 || map(from, nbytes - size) == 0) continue;
     static_cast<void>(waiting_.take(size));
-    return {std::min(large, from), from, nbytes - size};
+    return std::min(large, from);
   }
-  std::size_t begin = map(0, nbytes);
-  if (begin == 0) {
-    trim_to(0);
-    begin = map(0, nbytes);
-  }
-  return {begin, begin, nbytes};
+  const std::size_t begin = map(0, nbytes);
+  if (begin != 0) return begin;
+  trim_to(0);
+  return map(0, nbytes);
 }
 
 template <class Change>

@@ -74,9 +74,8 @@ class Pages {
   // Gives back all that waits. Returns whether there was any.
   bool give_back();
 
-  // A block of whole pages, which are `populated` if all of them will be used. Null if no tenant
-  // lives, or the system gives no more.
-  [[nodiscard]] void* allocate(const Label& label, bool populated = false);
+  // A block of whole pages. Null if no tenant lives, or the system gives no more.
+  [[nodiscard]] void* allocate(const Label& label);
   // Nothing if the block is not of this pool. For all that is known its tenant counts it still, so it
   // may wait beyond what is left, until the next request.
   std::optional<Label> free(void* block);
@@ -95,12 +94,6 @@ class Pages {
  private:
   inline static const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 
-  // Addresses for a block, and what of them has just been mapped. None: 0.
-  struct Place {
-    std::size_t begin = 0;
-    std::size_t lacks_from = 0;
-    std::size_t lacking = 0;
-  };
   using Blocks = std::unordered_map<std::size_t, Label>;  // by address
 
   [[nodiscard]] static std::size_t whole_pages(std::size_t nbytes) {
@@ -116,7 +109,8 @@ class Pages {
   [[nodiscard]] std::size_t room(std::size_t freed);
   void trim_to(std::size_t nbytes);
   void let_wait(std::size_t begin, std::size_t nbytes);
-  [[nodiscard]] Place find_place(std::size_t nbytes);
+  // An address for a block; 0: none is to be had.
+  [[nodiscard]] std::size_t find_place(std::size_t nbytes);
 
   std::mutex mutex_;
   std::vector<const Tenant*> tenants_;

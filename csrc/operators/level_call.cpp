@@ -134,7 +134,7 @@ void LevelCall::read_by_address() {
     if (operand.home == nullptr) continue;
     Version* wanted = operand.version;
     domain_.materialize({&wanted, 1});
-    domain_.observers.note_read(*wanted);
+    domain_.observers.note(Trace::What::kRead, *wanted);
     pin_for_step(*wanted);
   }
 }

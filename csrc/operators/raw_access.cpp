@@ -49,7 +49,7 @@ void bring_all_back(const std::vector<at::Tensor>& tensors, const std::string& r
 void materialize(const std::vector<at::Tensor>& tensors, const std::string& reader) {
   bring_all_back(tensors, reader, [](TensorDomain& domain, const std::vector<Version*>& versions) {
     for (Version* version : versions) {
-      domain.observers.note_read(*version);
+      domain.observers.note(Trace::What::kRead, *version);
       version->exposed = domain.next_order;
     }
   });

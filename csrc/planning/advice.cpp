@@ -130,21 +130,12 @@ class Mirror {
 // Whether `known` goes on where `so_far` ends. `refused`: the last call of that has not run.
 bool begins_like(const Trace& known, const Trace& so_far, bool refused) {
   if (so_far.calls.size() > known.calls.size()) return false;
-  const auto same_reads = [](const Trace::Read& a, const Trace::Read& b) {
-    return a.value == b.value && a.written == b.written;
-  };
-  const auto same_values = [](const Trace::Made& a, const Trace::Made& b) {
-    return a.value == b.value && a.over == b.over;
-  };
   for (std::size_t i = 0; i < so_far.calls.size(); ++i) {
     const Trace::Call& a = known.calls[i];
     const Trace::Call& b = so_far.calls[i];
     if (a.name != b.name || a.output_bytes != b.output_bytes) return false;
-    if (refused && i + 1 == so_far.calls.size()) break;
-    if (!std::equal(a.reads.begin(), a.reads.end(), b.reads.begin(), b.reads.end(), same_reads) ||
-        !std::equal(a.makes.begin(), a.makes.end(), b.makes.begin(), b.makes.end(), same_values)) {
-      return false;
-    }
+    const bool has_run = !refused || i + 1 < so_far.calls.size();
+    if (has_run && (a.reads != b.reads || a.makes != b.makes)) return false;
   }
   return true;
 }

@@ -15,21 +15,8 @@ constexpr std::array kHorizons{Horizon::kAge, Horizon::kGeometric, Horizon::kHar
 }  // namespace
 
 PlanChanges::PlanChanges(const Trace& trace) {
-  constexpr std::size_t kLong = 50;  // so many times shorter than the program
-  const auto& calls = trace.calls;
-  std::vector<std::size_t> accessed(trace.values.size(), 0);
-  std::vector<bool> waits(trace.values.size(), false);
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    for (const Trace::Read& read : calls[i].reads) {
-      if (i - accessed[read.value] > calls.size() / kLong) waits[read.value] = true;
-      accessed[read.value] = i;
-    }
-    for (const Trace::Made& made : calls[i].makes) accessed[made.value] = i;
-  }
   for (Trace::Id v = 0; v < trace.values.size(); ++v) {
-    if (!trace.values[v].counted || trace.values[v].nbytes == 0) continue;
-    counted_.push_back(v);
-    if (waits[v]) waiting_.push_back(v);
+    if (trace.values[v].counted && trace.values[v].nbytes > 0) counted_.push_back(v);
   }
 }
 
@@ -52,7 +39,7 @@ void PlanChanges::change_score(Plan& plan) {
 void PlanChanges::change_moves(Plan& plan, const std::vector<bool>& moved) {
   if (plan.prefers == Preference::kByValue) {
     if (one_in(2)) change_lead(plan);
-    const auto values = some_of(waiting_.empty() ? counted_ : waiting_);
+    const auto values = some();
     const bool moves = !plan.moved[values.front()];
     for (const Trace::Id value : values) plan.moved[value] = moves;
     return;
@@ -73,10 +60,10 @@ void PlanChanges::change_lead(Plan& plan) {
 // At most twice as much, at least half.
 double PlanChanges::about(double x) { return x * std::exp2(2 * fraction() - 1); }
 
-std::span<const Trace::Id> PlanChanges::some_of(const std::vector<Trace::Id>& among) {
-  const std::size_t first = below(among.size());
+std::span<const Trace::Id> PlanChanges::some() {
+  const std::size_t first = below(counted_.size());
   const std::size_t length = one_in(2) ? 1 + below(8) : 1;
-  return std::span(among).subspan(first, std::min(length, among.size() - first));
+  return std::span(counted_).subspan(first, std::min(length, counted_.size() - first));
 }
 
 }  // namespace rematfn

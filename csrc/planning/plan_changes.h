@@ -32,14 +32,12 @@ class PlanChanges {
   void change_lead(Plan& plan);
   [[nodiscard]] double about(double x);
   // One value, or a few made one after the other.
-  [[nodiscard]] std::span<const Trace::Id> some_of(const std::vector<Trace::Id>& among);
+  [[nodiscard]] std::span<const Trace::Id> some();
   [[nodiscard]] std::size_t below(std::size_t n) { return random_() % n; }
   [[nodiscard]] double fraction() { return static_cast<double>(below(1024)) / 1024; }
 
   std::mt19937 random_{20};
   std::vector<Trace::Id> counted_;
-  // Those of them that the program leaves alone for long: the others are hardly ever victims.
-  std::vector<Trace::Id> waiting_;
 };
 
 }  // namespace rematfn

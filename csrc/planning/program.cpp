@@ -128,12 +128,9 @@ bool Program::note_same(const Program& other) {
   return same;
 }
 
-Start Program::start_for(const Trace& other) const {
+std::shared_ptr<const Plan> Program::start_for(const Trace& other) const {
   const std::lock_guard guard(plans_mutex());
-  if (!search_) return {};
-  std::shared_ptr<const Plan> scheduled = search_->scheduled();
-  if (scheduled && !trace->is_same_program(other)) scheduled = nullptr;
-  return {search_->setting(), std::move(scheduled)};
+  return search_ && trace->is_same_program(other) ? search_->scheduled() : nullptr;
 }
 
 std::size_t Program::budget() const {

@@ -55,8 +55,9 @@ class Program : public std::enable_shared_from_this<Program> {
   [[nodiscard]] double overhead() const;
   // Whether `other`, a record of the same function, is the same program. If so, calls of other sizes are alike.
   [[nodiscard]] bool note_same(const Program& other);
-  // What a search for `other`, a record of the same function, begins with.
-  [[nodiscard]] Start start_for(const Trace& other) const;
+  // What a search for `other`, a record of the same function, begins with: a schedule, if the program is the same; or
+  // null.
+  [[nodiscard]] std::shared_ptr<const Plan> start_for(const Trace& other) const;
   // Of the program itself, in seconds: its operators; and those with what lies between them, where that is
   // known.
   [[nodiscard]] double cost() const { return trace->cost(); }

@@ -59,18 +59,18 @@ Search::Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future>
                std::size_t budget, std::optional<LinkOptions> link)
     : trace_(std::move(trace)), future_(std::move(future)), budget_(budget), link_(link) {}
 
-void Search::try_settings(const SearchLimits& limits, const Start& start, std::optional<Policy> online) {
+void Search::try_settings(const SearchLimits& limits, std::shared_ptr<const Plan> scheduled,
+                          std::optional<Policy> online) {
   if (moves() && link_->drops) {
     dropping_ = std::make_unique<Search>(trace_, future_, budget_, link_);
     dropping_->only_drops_ = true;
-    dropping_->try_settings(limits, start, online);
+    dropping_->try_settings(limits, scheduled, online);
   }
-  if (!moves()) carried_over_ = start.scheduled;
+  if (!moves()) carried_over_ = std::move(scheduled);
   limits_ = limits;
   online_is_due_ = online.has_value();
   if (online) policy_ = std::move(*online);
   stage_ = Stage::kScores;
-  if (start.setting) queue_.push_back({.score = *start.setting});
   for (const Score& score : kPortfolio) queue_.push_back({.score = score});
 }
 
@@ -315,10 +315,6 @@ std::shared_ptr<const Plan> Search::general() const {
   const PlanRef& found = is_worth_it ? general_ : online_;
   PlanRef dropping = dropping_ ? dropping_->general() : nullptr;
   return is_better(dropping, found) ? dropping : found;
-}
-
-std::optional<Score> Search::setting() const {
-  return general_ && !is_better(online_, general_) ? std::optional(general_->score) : std::nullopt;
 }
 
 // See Note [A search is worth what is replayed]

@@ -66,12 +66,6 @@ struct SearchLimits {
   bool local = true;  // whether local search follows
 };
 
-// What a search for another record of the same function has found.
-struct Start {
-  std::optional<Score> setting{};
-  std::shared_ptr<const Plan> scheduled{};  // if the program is the same; or null
-};
-
 // How far a search goes.
 enum class Until : std::uint8_t {
   kFits,       // until some plan fits, or there is little hope
@@ -85,10 +79,11 @@ class Search {
   Search(std::shared_ptr<const Trace> trace, std::shared_ptr<const Future> future,
          std::size_t budget, std::optional<LinkOptions> link = {});
 
-  // What to try, once. What `start` has before all others, then the settings that there are; then local
-  // search. Goes on within `limits`, and until some plan fits. `online`, a policy, is compared with
-  // what is found.
-  void try_settings(const SearchLimits& limits, const Start& start, std::optional<Policy> online = {});
+  // What to try, once. The settings that there are; then local search. Goes on within `limits`, and until some
+  // plan fits. `scheduled`, of another record of the same program, is tried before all others; `online`, a policy, is
+  // compared with what is found.
+  void try_settings(const SearchLimits& limits, std::shared_ptr<const Plan> scheduled = nullptr,
+                    std::optional<Policy> online = {});
   // Segments alone, as many as asked for; zero: the best number.
   void try_segments(std::size_t count);
   void try_cut_points();
@@ -117,8 +112,6 @@ class Search {
   [[nodiscard]] std::shared_ptr<const Plan> general() const;
   // The best that is carried out, if it costs less than what is found by scores; or null.
   [[nodiscard]] std::shared_ptr<const Plan> scheduled() const;
-  // The best setting, if it costs no more than the policy as it is.
-  [[nodiscard]] std::optional<Score> setting() const;
   // Operators simulated so far, replays among them, and what shortening takes as long as.
   [[nodiscard]] std::uint64_t simulated() const {
     return simulated_ + shortening_ + (dropping_ ? dropping_->simulated() : 0);

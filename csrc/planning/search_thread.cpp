@@ -16,7 +16,6 @@
 namespace rematfn {
 namespace {
 
-constexpr std::size_t kMostWaiting = 256;  // beyond, those that have waited longest are forgotten
 constexpr std::uint64_t kTurn = 25'000;  // operators: some plans of settings, and a schedule
 
 // Of this process; a forked child has one of its own. Never destroyed.
@@ -149,11 +148,7 @@ void search_later(const std::shared_ptr<Program>& program) {
   const std::lock_guard guard(own.mutex);
   if (own.ended || own.searched == program.get()) return;
   if (!program->begun() || !program->begun()->goes_on(Until::kOver)) return;
-  const bool asked = std::any_of(own.waiting.begin(), own.waiting.end(), [&](const auto& other) {
-    return !other.owner_before(program) && !program.owner_before(other);
-  });
-  if (asked) return;
-  if (own.waiting.size() == kMostWaiting) own.waiting.pop_front();
+  if (std::ranges::any_of(own.waiting, [&](const auto& other) { return other.lock() == program; })) return;
   own.waiting.push_back(program);
   if (!own.working) start(own);
 }

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "planning/sequence.h"
 
+#include <random>
 #include <utility>
 
-#include "base/golden_ratio.h"
-
 namespace rematfn {
-
-static std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
-}
 
 Sequence::Sequence(const Trace& trace, std::size_t budget, const std::vector<Replayed>& replays, Effort& effort)
     : trace_(trace), budget_(budget), effort_(effort) {
@@ -19,8 +12,7 @@ Sequence::Sequence(const Trace& trace, std::size_t budget, const std::vector<Rep
   has_producer_.resize(values);
   live_.resize(values);
   names_.resize(values);
-  std::uint64_t name = 0;
-  for (std::uint64_t& n : names_) n = mix(name += kGoldenRatio);
+  std::generate(names_.begin(), names_.end(), std::mt19937_64{});
   read_events();
   auto replay = replays.begin();
   for (std::uint32_t e = 0; e < trace_.events.size(); ++e) {

@@ -230,7 +230,7 @@ class Simulation {
           break;
         case Trace::What::kRead:
           bring_back(*versions_[event.index]);
-          domain_->observers.note_read(*versions_[event.index]);
+          domain_->observers.note(Trace::What::kRead, *versions_[event.index]);
           break;
         case Trace::What::kMark:
           mark(trace_.marks[event.index]);

@@ -168,9 +168,7 @@ py::object read_journal(const Report& report) {
   if (!report.journal) return py::none();
   std::unique_ptr<Journal> copy;
   {
-    const std::shared_ptr<Domain> owner = report.domain.lock();
-    std::optional<DomainLock> lock;
-    if (owner && !owner->lost_to_fork() && !owner->is_held_here()) lock.emplace(owner);
+    const auto lock = report.lock();
     copy = std::make_unique<Journal>(*report.journal);
   }
   return columns_of(*copy);
@@ -240,8 +238,7 @@ void bind_traces(py::module_& m) {
           "search",
           [](Program& program, std::size_t budget, std::uint64_t in_vain, std::uint64_t in_all,
              const Program* like, const LinkOptions* link, const Policy* online, bool local) {
-            Start start;
-            if (like != nullptr) start = like->start_for(*program.trace);
+            std::shared_ptr<const Plan> start = like == nullptr ? nullptr : like->start_for(*program.trace);
             // A score of Python's is not for a thread without the interpreter.
             std::optional<Policy> simulable;
             if (online != nullptr && !online->custom_score) simulable = *online;

@@ -57,9 +57,9 @@ Process process() {
   return {all * kPage, (resident - shared) * kPage, data * kPage};
 }
 
-Block allocate(Pages& pages, std::size_t nbytes, unsigned char filling, bool populated = false) {
+Block allocate(Pages& pages, std::size_t nbytes, unsigned char filling) {
   const Pages::Label label{nbytes, reinterpret_cast<void*>(nbytes ^ 1)};
-  auto* begin = static_cast<char*>(pages.allocate(label, populated));
+  auto* begin = static_cast<char*>(pages.allocate(label));
   if (begin == nullptr) return {nullptr, 0, 0};
   expect(reinterpret_cast<std::uintptr_t>(begin) % kPage == 0, "a block begins with a page");
   std::memset(begin, filling, nbytes);
@@ -132,7 +132,7 @@ void random_blocks(unsigned seed) {
       // As a level does: what a block takes is no longer left.
       if (random() % 4 != 0) budget.left -= std::min(budget.left.load(), whole(nbytes));
       char* const expected = naive.best(whole(nbytes));
-      const Block block = allocate(pages, nbytes, static_cast<unsigned char>(random()), random() % 4 != 0);
+      const Block block = allocate(pages, nbytes, static_cast<unsigned char>(random()));
       expect(block.begin != nullptr, "there is room");
       expect(expected == nullptr || block.begin == expected, "the smallest stretch that holds it");
       naive.take(block.begin, whole(nbytes));  // all, or what has grown, or nothing
@@ -217,8 +217,7 @@ void threads() {
     std::mt19937 random(seed);
     for (int step = 0; step < 1000; ++step) {
       const Block block =
-          allocate(pages, 1 + random() % (40 * kPage), static_cast<unsigned char>(seed + step),
-                   /*populated=*/step % 2 == 0);
+          allocate(pages, 1 + random() % (40 * kPage), static_cast<unsigned char>(seed + step));
       expect(block.begin != nullptr, "there is room");
       Block other = block;
       {
