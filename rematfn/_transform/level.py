@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from .. import _C
@@ -92,6 +93,7 @@ def _computes_again(tensor: Tensor) -> bool:
     for them alone: it stays the level's until then.
     See Note [What is stored away outlives what it was made of].
     """
-    if not (tensor.requires_grad and tensor.is_leaf and _C.has_key(tensor)):
-        return False
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+    with torch._C.DisableTorchFunction():
+        if not (tensor.requires_grad and tensor.is_leaf and _C.has_key(tensor)):
+            return False
+        return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)

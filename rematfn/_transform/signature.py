@@ -66,7 +66,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], owner: Any = Non
         bool(owner.__dict__.get("training")) if isinstance(owner, torch.nn.Module) else None,
         *(str(interpreter.key()) for interpreter in interpreters or ()),
     )
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         walk = _Walk()
         walk.see_all(args, 0)
         walk.see_pairs(kwargs, 0)

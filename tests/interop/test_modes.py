@@ -13,6 +13,7 @@ from helpers import (
     untransformed,
 )
 from torch import Tensor, func, nn
+from torch.overrides import TorchFunctionMode
 
 import rematfn
 
@@ -24,6 +25,29 @@ def model() -> nn.Sequential:
 
 def batch() -> Tensor:
     return torch.linspace(-1, 1, 12).view(3, 4)
+
+
+class Called(TorchFunctionMode):
+    def __enter__(self) -> "Called":
+        self.functions: list[Any] = []
+        super().__enter__()
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_what_the_function_calls_and_no_more() -> None:
+    net, x = model(), batch()
+    transformed = [untransformed(net), *[rematfn.remat(net, "1MiB")] * 3, rematfn.offload(net)]
+    seen = []
+    for g in transformed:
+        with Called() as mode:
+            g(x)
+        seen.append(mode.functions)
+    assert len(seen[0]) > 3
+    assert all(functions == seen[0] for functions in seen)
 
 
 # --- autocast -------------------------------------------------------------------------------------
