@@ -21,7 +21,7 @@
 namespace rematfn {
 namespace {
 
-constexpr std::size_t kLeastPaged = std::size_t{64} << 10;
+constexpr std::size_t kLeastPaged = std::size_t{16} << 10;
 
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kMayUsePages = false;  // it watches the C library's blocks
