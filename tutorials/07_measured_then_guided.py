@@ -1094,7 +1094,7 @@ assert known.operations[follower.left_at].name == "aten::exp"
 
 # %%
 quote("csrc/engine/guide.h", "// Note [Guided, never trusted]", "scores as one that knows nothing")
-quote("csrc/engine/guide.cpp", "void Guide::follow", "index = look_for(seen);")
+quote("csrc/engine/guide.cpp", "void Guide::follow", "next_call_ : look_for(seen);")
 
 # %% [markdown]
 # A *guide* is what walks along a record. `follow` is called for each operator. It compares its name
