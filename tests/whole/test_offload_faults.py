@@ -371,9 +371,10 @@ class StoppedError(Exception):
     """Raised by a signal handler."""
 
 
-# An interrupt that Python serves while it clears a weak reference is lost, and told of.
+# One that Python serves while it clears a weak reference, or in a callback of the collector of
+# garbage (hypothesis has one), is lost, and told of.
 @pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. .function WeakSet:pytest.PytestUnraisableExceptionWarning"
+    "ignore:Exception ignored in. .function (WeakSet|gc_):pytest.PytestUnraisableExceptionWarning"
 )
 @transforms
 def test_an_interrupt_while_transfers_are_under_way(how: How, tmp_path: Path) -> None:
