@@ -7,6 +7,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <bit>
 #include <exception>
 #include <sstream>
 
@@ -48,20 +49,37 @@ struct Hash {
     add(tensor.strides());
     add(static_cast<std::uint64_t>(tensor.storage_offset()));
   }
-  // What is rare, by what it prints as: a float does not print as an integer does.
+  void add_kind(char kind) { add(static_cast<std::uint64_t>(kind)); }
+  // An integer, a truth value and a float of the same bits give results of other types.
   void add(const c10::IValue& value) {
-    if (value.isNone() || value.isGenerator()) return;
-    if (value.isInt()) return add(static_cast<std::uint64_t>(value.toInt()));
+    if (value.isNone()) return add_kind('n');
+    if (value.isGenerator()) return add_kind('g');
+    if (value.isInt()) {
+      add_kind('i');
+      return add(static_cast<std::uint64_t>(value.toInt()));
+    }
+    if (value.isDouble()) {
+      add_kind('d');
+      return add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    }
+    if (value.isBool()) return add_kind(value.toBool() ? 't' : 'f');
     if (value.isTensor()) {
+      add_kind('T');
       if (value.toTensor().defined()) add(*value.toTensor().unsafeGetTensorImpl());
-    } else if (value.isList()) {  // of lists, too, which collectives take
+      return;
+    }
+    if (value.isList()) {  // of lists, too, which collectives take
+      add_kind('L');
       add(value.toListRef().size());
       for (const c10::IValue& each : value.toListRef()) add(each);
-    } else {
-      std::ostringstream text;
-      text << value;
-      add(std::hash<std::string>{}(text.str()));
+      return;
     }
+    add_kind('s');
+    if (value.isString()) return add(std::hash<std::string>{}(value.toStringRef()));
+    // Devices, complex numbers: rare, so by what they print as.
+    std::ostringstream text;
+    text << value;
+    add(std::hash<std::string>{}(text.str()));
   }
 };
 
@@ -158,6 +176,10 @@ std::size_t bound_of(std::string_view name, Arguments arguments) {
   const auto elements = static_cast<std::size_t>(self.numel());
   if (name == "aten::nonzero" || name == "aten::argwhere") {
     return elements * static_cast<std::size_t>(self.dim()) * sizeof(std::int64_t);
+  }
+  if (name == "aten::masked_select") {
+    return std::max(elements, static_cast<std::size_t>(arguments[1].toTensor().numel())) *
+           self.itemsize();
   }
   const bool has_indices = name.find("unique") != std::string_view::npos;  // two for each element
   return elements * (self.itemsize() + (has_indices ? 2 * sizeof(std::int64_t) : 0));

@@ -30,8 +30,8 @@ inline constexpr c10::DispatchKey kLevelKey = c10::DispatchKey::CustomRNGKeyId;
 inline constexpr c10::DispatchKeySet kLevelKeySet{kLevelKey};
 inline constexpr c10::DispatchKeySet kBelowLevels{c10::DispatchKeySet::FULL_AFTER, kLevelKey};
 
-// Everything that interprets operators above a level: what a replay, or a shape inference, must not
-// go through again.
+// Everything that interprets operators above a level: what a factory, which is called from the top, must not go
+// through again.
 inline constexpr c10::DispatchKeySet kAboveLevels =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
     c10::DispatchKeySet({
