@@ -5,6 +5,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -152,12 +153,17 @@ Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops)
 std::optional<LinkOptions> link_to(const std::vector<std::shared_ptr<Tier>>& tiers, bool drops) {
   std::optional<LinkOptions> found;
   std::optional<LinkFigures> packing;
+  bool for_accelerators = false;
   for (const std::shared_ptr<Tier>& tier : tiers) {
-    const bool is_packed = tier->link().blocks;
-    if (is_packed && !packing) packing = tier->link();
-    if (is_packed || found) continue;
-    if (drops) tier->find_bandwidth();
-    found = LinkOptions{tier->link(), tier->figures().capacity, drops};
+    if (tier->link().blocks) {
+      if (!packing) packing = tier->link();
+    } else if (!found) {
+      if (drops) tier->find_bandwidth();
+      found = LinkOptions{tier->link(), tier->figures().capacity, drops};
+      for_accelerators = tier->for_accelerators;
+    } else if (tier->for_accelerators == for_accelerators) {
+      found->room += std::min(tier->figures().capacity, kNoBudget - found->room);
+    }
   }
   if (found) found->packing = packing;
   if (!found && packing) found = LinkOptions{*packing, kNoBudget, drops};

@@ -50,8 +50,9 @@ class Move final : public Link {
   std::unordered_map<const Version*, std::unique_ptr<Tier::Copy>> copies_;
 };
 
-// The link that plans are made for: to the first tier that is not packed, and to the first packed one beside it,
-// as measured of late. `drops`: the level may drop its versions as well. Nothing if there is no tier.
+// The link that plans are made for: to the first tier that is not packed, with the room of all that take the same
+// values, and to the first packed one beside it, as measured of late. `drops`: the level may drop its versions as
+// well. Nothing if there is no tier.
 [[nodiscard]] std::optional<LinkOptions> link_to(const std::vector<std::shared_ptr<Tier>>& tiers, bool drops);
 // The way of all levels of `domain` to `tier`, made at first use.
 [[nodiscard]] Way& way_to(TensorDomain& domain, const std::shared_ptr<Tier>& tier, bool drops);

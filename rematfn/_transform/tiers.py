@@ -310,6 +310,8 @@ class Tiers:
     def link(self, drops: bool, values: object = ()) -> _C.Link | None:
         """Return what is planned for: the way to the first that is used, beside the packed one.
 
+        It has the room of all tiers that take the same values.
+
         Where nothing has moved yet, ``values``, which the function is called with, tell whether it
         works on an accelerator.
         """
@@ -322,7 +324,7 @@ class Tiers:
             device = torch.accelerator.current_accelerator()
             is_there = any(device and x.device.type == device.type for x in tensors_of(values))
             used = [tier for tier in opened if tier.for_accelerators == is_there]
-        return _C.link_to([*(used or opened), *packed], drops)
+        return _C.link_to([*sorted(opened, key=lambda tier: tier not in used), *packed], drops)
 
     def __bool__(self) -> bool:
         return bool(self.all)

@@ -239,6 +239,25 @@ def test_what_finds_no_room_in_one_tier_goes_to_the_next() -> None:
     assert small.held_bytes == large.held_bytes == 0
 
 
+@pytest.mark.parametrize("beside", [[], ["packed"]])
+def test_a_call_is_planned_for_the_room_in_all_tiers(beside: list[str]) -> None:
+    """So one that updates a buffer is not refused, where its first call went to the second tier."""
+    seen = torch.zeros(())
+
+    def counted(x: Tensor) -> Tensor:
+        seen.add_(1)
+        return chain(x)
+
+    small, large = rematfn.Disk(budget=2 * UNIT), rematfn.Disk()
+    g = rematfn.offload(counted, 5 * UNIT + 64, to=[*beside, small, large])
+    x = leaf()
+    for _ in range(3):
+        g(x).backward()
+    assert seen == 3
+    assert rematfn.stats(g).call == "guided"
+    assert rematfn.stats(g).replays == 0
+
+
 @pytest.mark.parametrize(
     ("to", "error"),
     [
