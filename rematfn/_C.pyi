@@ -31,6 +31,7 @@ class SharedBudget:
 
 class Tier:
     for_accelerators: bool
+    packs: bool
     def statistics(self) -> dict[str, Any]: ...
 
 def link_to(tiers: list[Tier], drops: bool) -> Link | None: ...

@@ -27,14 +27,14 @@ void Link::draw_costs(bool drawn) { costs_are_drawn = drawn; }
 double Link::cost(const Version& version) const {
   if (costs_are_drawn.load(std::memory_order_relaxed)) return drawn_cost();
   const double both = kOperatorCost + time_out(version.nbytes) + time_in(version.nbytes);
-  if (figures().blocks) return both / (1 - version.packed_share);  // for each byte that it frees
+  if (figures().packs) return both / (1 - version.packed_share);  // for each byte that it frees
   const Guide* const guide = ledger_.observers.guide.get();
   if (guide == nullptr || !guide->foresees()) return both;
   return kOperatorCost + guide->plan().link_price * time_in(version.nbytes);
 }
 
 bool Link::is_due(const Version& version, double until) const {
-  return !figures().blocks && until <= lead(version);
+  return !figures().packs && until <= lead(version);
 }
 
 // What goes early is not to be due at once.

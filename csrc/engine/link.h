@@ -28,7 +28,7 @@ struct LinkFigures {
   bool one_way_at_a_time = false;  // the two directions share the link
   double drag = 0;  // so much longer operators take while something is on its way
   bool clocked = false;  // the host's clock tells what a call takes
-  bool blocks = false;  // operators wait for copies, in both directions: none comes ahead
+  bool packs = false;    // copies stay in the memory; operators wait for both directions, and none comes ahead
 };
 
 // Of one that cannot be packed into clearly less, nothing is copied.

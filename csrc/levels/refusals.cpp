@@ -47,7 +47,7 @@ std::string tiers_of(const Level& level) {
     const bool on_accelerator = l->tensor_domain().streams.any();
     for (const auto& tier : l->tiers) {
       const TierFigures now = tier->figures();
-      if (tier->link().blocks) {
+      if (tier->link().packs) {
         text += "\n  packed      " + format_bytes(now.held) + ", in the budget";
         continue;
       }

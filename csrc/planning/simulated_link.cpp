@@ -25,7 +25,7 @@ Place SimulatedLink::leave(Version& version) {
   held_ += version.nbytes;
   const double taken = time_out(version.nbytes);
   if (version.value != kNoValue) moved_[version.value] = true;
-  if (figures_.blocks) {
+  if (figures_.packs) {
     ledger_.root->statistics.waited += taken;
     return Place::kAway;
   }
@@ -44,7 +44,7 @@ bool SimulatedLink::take_copy(Version& version, Way& from) {
 
 Place SimulatedLink::bring_back(Version& version) {
   const double taken = time_in(version.nbytes);
-  if (figures_.blocks) {
+  if (figures_.packs) {
     ledger_.root->statistics.waited += taken;
     discard(version);
     return Place::kHere;

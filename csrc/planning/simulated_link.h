@@ -25,17 +25,17 @@ class SimulatedLink final : public Link {
   [[nodiscard]] const std::vector<bool>& moved() const { return moved_; }
 
   [[nodiscard]] bool applies(const Version& version) const override {
-    return !figures_.blocks || is_worth_packing(version);
+    return !figures_.packs || is_worth_packing(version);
   }
   [[nodiscard]] std::size_t bytes_here(const Version& version) const override {
     const double packed = static_cast<double>(version.packed_share) * static_cast<double>(version.nbytes);
-    return figures_.blocks ? static_cast<std::size_t>(packed) : 0;
+    return figures_.packs ? static_cast<std::size_t>(packed) : 0;
   }
   [[nodiscard]] bool has_room(const Version& version) const override {
     return version.nbytes <= room_ - held_;
   }
   [[nodiscard]] bool takes_copies(const Version& version) const override {
-    return !figures_.blocks && has_room(version);
+    return !figures_.packs && has_room(version);
   }
   [[nodiscard]] bool take_copy(Version& version, Way& from) override;
   [[nodiscard]] Place leave(Version& version) override;

@@ -307,6 +307,7 @@ PYBIND11_MODULE(_C, m) {
       .def("peak_bytes", &SharedBudget::peak_bytes);
   py::class_<Tier, std::shared_ptr<Tier>>(m, "Tier")
       .def_readonly("for_accelerators", &Tier::for_accelerators)
+      .def_property_readonly("packs", [](const Tier& tier) { return tier.link().packs; })
       .def("statistics", [](Tier& tier) {
         const TierFigures now = tier.figures();
         py::dict found;

@@ -17,7 +17,7 @@
 namespace rematfn {
 
 Move::Move(TensorDomain& domain, std::shared_ptr<Tier> tier)
-    : Link(domain), tier_(std::move(tier)), packs_(tier_->link().blocks) {}
+    : Link(domain), tier_(std::move(tier)), packs_(tier_->link().packs) {}
 
 bool Move::applies(const Version& version) const {
   if (packs_ && !is_worth_packing(version)) return false;
@@ -155,7 +155,7 @@ std::optional<LinkOptions> link_to(const std::vector<std::shared_ptr<Tier>>& tie
   std::optional<LinkFigures> packing;
   bool for_accelerators = false;
   for (const std::shared_ptr<Tier>& tier : tiers) {
-    if (tier->link().blocks) {
+    if (tier->link().packs) {
       if (!packing) packing = tier->link();
     } else if (!found) {
       if (drops) tier->find_bandwidth();

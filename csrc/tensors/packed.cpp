@@ -46,7 +46,7 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
   // Measured on one thread, with ReLU's results.
   explicit Packed(bool verify)
       : Tier("packed memory", /*is_for_accelerators=*/false,
-             {.latency = 2e-6, .per_byte_out = 5e-10, .per_byte_in = 3e-10, .clocked = true, .blocks = true}),
+             {.latency = 2e-6, .per_byte_out = 5e-10, .per_byte_in = 3e-10, .clocked = true, .packs = true}),
         verify_(verify) {}
 
   [[nodiscard]] double packed_share(const c10::Storage& bytes) const override {

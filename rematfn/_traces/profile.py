@@ -18,7 +18,7 @@ from .._transform.advice import name_of
 from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY
-from .._transform.tiers import Packed, TierLike, tiers_of
+from .._transform.tiers import TierLike, tiers_of
 from .._transform.transformed import without_level
 from ..errors import expect
 from ..policies import Guided
@@ -274,7 +274,7 @@ def profile(
     is_measured = not is_on_shapes((args, given))
     with without_level(f):
         if is_measured:
-            packing = [tier.open() for tier in tiers.all if isinstance(tier, Packed)]
+            packing = [tier for tier in tiers.open() if tier.packs]
             trace, seconds, within = _measured(f, args, given, cap, calls, packing)
         else:
             trace = Trace(trace_on_shapes(f, args, given, backward=False))

@@ -54,9 +54,10 @@ def offload(
             the first call.
         to: The tier. None: the host's memory for values on an accelerator, a disk for those on a
             CPU. A :class:`Disk`, a folder, or ``"disk"`` for the folder for temporary files; a
-            :class:`Host` or ``"host"``. Or a list of these: each value goes to the one that it
-            comes back from soonest, if that has room. Bytes there count against the tier's own
-            budget alone. If it is full, values stay and others are evicted.
+            :class:`Host` or ``"host"``; a :class:`Packed` or ``"packed"``, which compresses values
+            in memory. Or a list of these: each value goes to the one that it comes back from
+            soonest, if that has room. Bytes there count against the tier's own budget alone, but
+            packed ones in ``budget``. If a tier is full, values stay and others are evicted.
         policy: What is evicted first, as for :func:`remat`.
         where: Write down what each call does, and where in the program, as for :func:`remat`.
 

@@ -317,8 +317,8 @@ class Tiers:
         """
         if not self.all:
             return None
-        packed = [kind.open() for kind in self.all if isinstance(kind, Packed)]
-        opened = [tier for tier in self.open() if tier not in packed]
+        packed = [tier for tier in self.open() if tier.packs]
+        opened = [tier for tier in self.open() if not tier.packs]
         used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
         if len(opened) > 1 and not used:
             device = torch.accelerator.current_accelerator()

@@ -71,7 +71,7 @@ void packs(unsigned count) {
       const auto dropping = run(trace, options);
       if (seed % 3 == 0) options.guide = plan.guide();
       for (const bool drops : {true, false}) {
-        options.link = LinkOptions{{.per_byte_out = 1e-9, .per_byte_in = 1e-9, .blocks = true}, peak, drops};
+        options.link = LinkOptions{{.per_byte_out = 1e-9, .per_byte_in = 1e-9, .packs = true}, peak, drops};
         const auto found = run(trace, options);
         refused += drops && !found && dropping && !options.guide;
         if (!found) continue;
@@ -90,7 +90,7 @@ void packs(unsigned count) {
       for (const bool drops : {true, false}) {
         options.link = LinkOptions{{.per_byte_out = 1e-3, .per_byte_in = 1e-3}, peak, drops};
         const bool fits = run(trace, options) != nullptr;
-        options.link->packing = LinkFigures{.per_byte_out = 1e-5, .per_byte_in = 1e-5, .blocks = true};
+        options.link->packing = LinkFigures{.per_byte_out = 1e-5, .per_byte_in = 1e-5, .packs = true};
         const auto found = run(trace, options);
         fitted_beside += found != nullptr;
         refused_beside += fits && !found;
