@@ -64,7 +64,7 @@ def in_a_process(test: Callable[[], object]) -> Callable[[], None]:
         with tempfile.TemporaryDirectory() as folder:
             jobs = {"it": (_calling(test, "{}.__wrapped__()"), "")}
             ended = forked(Path(folder), jobs, seconds=360)["it"]
-        assert ended.code == 0, ended.out + ended.err
+        assert ended.code == 0, f"exit code {ended.code}\n{ended.out}{ended.err}"
 
     return run
 
@@ -77,7 +77,8 @@ def in_ranks(function: Callable[[], object], folder: Path) -> None:
     script = _calling(function, f"processes.as_rank({{}}, {str(folder / 'store')!r})")
     jobs = {rank: (script, rank) for rank in ("0", "1")}
     ended = forked(folder, jobs, ["torch._dynamo"], seconds=4 * SECONDS).values()
-    assert all(one.code == 0 for one in ended), "\n---\n".join(o.out + o.err for o in ended)
+    said = "\n---\n".join(f"exit code {one.code}\n{one.out}{one.err}" for one in ended)
+    assert all(one.code == 0 for one in ended), said
 
 
 def as_rank(function: Callable[[], object], store: str) -> None:
@@ -132,7 +133,7 @@ def fresh(script: Path, argument: str) -> Ended:
 
 
 _ZYGOTE = """
-import gc, json, os, signal, sys
+import faulthandler, gc, json, os, signal, sys
 import torch, rematfn
 for module in sys.argv[1:]:
     __import__(module)
@@ -160,6 +161,7 @@ else:
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 for name, stream in (("out", 1), ("err", 2)):
     os.dup2(os.open(f"{mine[0]}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+faulthandler.enable()
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 sys.argv = mine
 _source = compile(open(sys.argv[0]).read(), sys.argv[0], "exec")
