@@ -47,7 +47,7 @@ void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
                      store.retain(*version, hold());
   if (stays) list_candidates();
   retains_ |= stays;
-  if (version->table && !version->producer && !version->trimmed) free_dropped(*version);
+  if (version->table && !version->producer && !version->trimmed) free_dropped(*version, lists_candidates());
   const bool goes = !stays && store.forget(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
@@ -115,12 +115,12 @@ void Room::drop_kept_for(const Version& version) {
 // Lineage that is cut is not walked again. To walk what is not, to its end, for each constant before it would
 // make a program of n operators cost n^2. So after a long walk in vain the next may be as long as what has been
 // run since, or as Note [Closure walks are capped] has it.
-void Room::free_dropped(const Version& version) {
+void Room::free_dropped(const Version& version, bool weighs) {
   if (version.readers == nullptr) return;
   const std::size_t cap = std::max<std::size_t>(next_order - walked_in_vain_, kWalkCap);
   const auto dependents = neighbourhood.dependents(version, cap);
   const bool is_kept = !dependents || std::ranges::any_of(*dependents, is_away) ||
-                       (lists_candidates() && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
+                       (weighs && bytes_of(*dependents, goes_or_is_away) > version.nbytes);
   if (!is_kept) {
     for (Version* dependent : *dependents) cut(*dependent);
   } else if (walks.found.size() >= kWalkCap) {

@@ -48,6 +48,10 @@ class Room : public Moves {
   void drop_if_useless(Version& version);
   [[nodiscard]] static NoRoom thrashing(Table& table);
 
+  // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay;
+  // nor, if `weighs`, where more could go than the constant. See Note [What an old value is needed for]
+  void free_dropped(const Version& version, bool weighs);
+
  private:
   // What `table` holds if all goes that may, with so many bytes more.
   [[nodiscard]] std::size_t least_with(const Table& table, std::size_t nbytes);
@@ -58,10 +62,6 @@ class Room : public Moves {
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
   [[nodiscard]] bool makes_what_is_away(const Version& version) const;
   void drop_kept_for(const Version& version);
-  // The program has dropped a constant, and what was made from it becomes constants, if that takes no replay,
-  // nor more than it is worth. See Note [What an old value is needed for]
-  void free_dropped(const Version& version);
-
   bool retains_ = false;  // something has been kept though the program has dropped it
   std::uint64_t walked_in_vain_ = 0;  // `next_order` when free_dropped() last walked far, and freed nothing
 };

@@ -111,6 +111,8 @@ class Table : public Node {
   virtual void emptied() {}
   // What allocators have taken beyond what they were asked for: room is made for it as long as something can go.
   [[nodiscard]] virtual std::size_t rounded_up() const { return 0; }
+  // Gives back memory that no operator made and that lineage alone holds. Whether there was any.
+  virtual bool give_back_dropped() { return false; }
   // Only what is there counts in a sum.
   void settle() {
     if (shared && counted != own_bytes()) count(own_bytes());

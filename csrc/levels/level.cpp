@@ -91,6 +91,15 @@ c10::intrusive_ptr<UnrecordedBytes> make_unrecorded(const LevelOptions& options,
   return c10::make_intrusive<UnrecordedBytes>(std::move(around), std::move(shared));
 }
 
+// See Note [Bytes beside operators]
+bool count_unrecorded(Level& level) {
+  bool changed = false;
+  for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
+    changed |= l->ledger.note_unrecorded(*l, l->unrecorded->live());
+  }
+  return changed;
+}
+
 void push(Level& level) {
   const bool is_first = std::exchange(top_level, &level) == nullptr;
   if (!is_first) return;
@@ -302,13 +311,14 @@ std::vector<std::shared_ptr<TensorDomain>> live_domains() {
   return live;
 }
 
+bool Level::give_back_dropped() {
+  tensor_domain().outside.release_dropped(/*weighs=*/false);
+  return count_unrecorded(*this);
+}
+
 // See Note [Bytes beside operators]
 void notice_unrecorded(Level& level) {
-  bool changed = false;
-  for (Level* l = &level; l != nullptr && l->unrecorded; l = l->enclosing_level()) {
-    changed |= l->ledger.note_unrecorded(*l, l->unrecorded->live());
-  }
-  if (!changed) return;
+  if (!count_unrecorded(level)) return;
   level.domain->make_room(level, 0);
   level.note_peak(0);
 }

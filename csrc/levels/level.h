@@ -75,6 +75,7 @@ class Level final : public Table, public Tenant {
   [[nodiscard]] std::size_t handed_out() const override;
   void emptied() override;
   [[nodiscard]] std::size_t rounded_up() const override;
+  bool give_back_dropped() override;
   // The running operator holds so many bytes more, which the table does not count yet.
   void note_in_flight(std::int64_t nbytes);
   // The level around this one that still runs, if any: heir to what this one hands out.

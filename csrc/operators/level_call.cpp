@@ -109,6 +109,7 @@ void LevelCall::run() {
   count_inputs();
   saver_ = note_operator(level_, found_);
   domain_.bury_unreported(/*at_once=*/false);
+  domain_.outside.release_dropped_at_times(is_bounded_);
   try {
     if (is_metered_) notice_unrecorded(level_);
     if (is_bounded_) stop_if_thrashing(level_);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tensors/level_tensor.h"
+#include "tensors/torch_layout.h"
 
 namespace rematfn {
 
@@ -18,6 +19,7 @@ Ref<TensorVersion> OutsideContents::version_of(c10::TensorImpl& tensor, bool rea
     entry.version->storage = storage;
     entry.version->nbytes = storage.nbytes();
     entry.version->outside = &domain_;
+    read_since_ += storage.nbytes();
     take_name(*entry.version);
     // functionalize bumps the counters of tensors it does not write.
     const bool counts =
@@ -132,6 +134,21 @@ TensorVersion* OutsideContents::known(const c10::StorageImpl& storage, std::uint
   if (!has_moved_counter(*version, bumps) && agrees_with_readers(found->second)) return version;
   forget(storage);
   return nullptr;
+}
+
+// See Note [What the program drops beside operators]
+void OutsideContents::release_dropped(bool weighs) {
+  std::vector<Ref<TensorVersion>> dropped;
+  held_ = read_since_ = 0;
+  for (const auto& [storage, entry] : by_storage_) {
+    if (entry.version == nullptr) continue;
+    if (holders_of(*storage) == 1) {
+      dropped.emplace_back(entry.version);
+    } else {
+      held_ += entry.version->nbytes;
+    }
+  }
+  for (const Ref<TensorVersion>& version : dropped) domain_.free_dropped(*version, weighs);
 }
 
 void OutsideContents::erase(TensorVersion& version) {

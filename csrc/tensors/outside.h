@@ -8,6 +8,16 @@
 // counter, and what was read from the old storage would seem to be overwritten. So those whose
 // counter an operator bumps are found by that counter: by address_of() it, in by_counter_.
 
+// Note [What the program drops beside operators]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A function may read weights from files as it goes (`torch.load`), or make tensors of arrays, and drop each
+// when it is done with it. No operator made them, so nobody tells when the program has dropped one; and lineage
+// would hold all of them to the end of the call. So storages are looked through for those that nobody but lineage
+// holds, each time that what has been read since comes to a quarter of what was held then. What was made from them
+// becomes constants, as for a constant of a level's that is dropped. Within a budget that could take more from
+// evictions than it gives: what has been made of bytes, as floats, may go and be made again. So there it is done only
+// for what is smaller than the storage, and for the rest where nothing else makes room.
+
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -63,6 +73,12 @@ class OutsideContents {
   void expect_move(const c10::TensorImpl& tensor);
   // It has been bumped by now.
   void note_bumps();
+  // See Note [What the program drops beside operators]
+  void release_dropped_at_times(bool is_bounded) {
+    constexpr std::size_t kFew = std::size_t{256} << 10;
+    if (read_since_ > held_ / 4 + kFew) release_dropped(/*weighs=*/is_bounded);
+  }
+  void release_dropped(bool weighs);
   // `version`, whose storage is its own, is from outside from now on.
   void add(TensorVersion& version);
   void erase(TensorVersion& version);
@@ -97,6 +113,8 @@ class OutsideContents {
   ska::flat_hash_map<const c10::StorageImpl*, Name> names_;
   std::unordered_multimap<const void*, TensorVersion*> by_counter_;
   std::vector<Ref<TensorVersion>> bumped_;
+  std::size_t held_ = 0;        // bytes, when they were last looked through
+  std::size_t read_since_ = 0;  // bytes that were read for the first time since
 };
 
 }  // namespace rematfn

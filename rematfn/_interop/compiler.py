@@ -124,10 +124,16 @@ def _backend_of_compilation() -> str:
         if frame.f_code.co_filename.endswith("/torch/_dynamo/convert_frame.py"):
             backend = frame.f_locals.get("compiler_fn")
             if backend is not None:
-                while hasattr(backend, "_torchdynamo_orig_backend"):
-                    backend = backend._torchdynamo_orig_backend
+                while inner := _wrapped_by(backend):
+                    backend = inner
                 return str(getattr(backend, "compiler_name", None) or backend.__name__)
     return "unknown"
+
+
+def _wrapped_by(backend: Any) -> Any:
+    """Return the backend that this one hands graphs to, or None: DDP's cuts them up before."""
+    of_ddp = getattr(getattr(backend, "__self__", None), "backend_compile_fn", None)
+    return getattr(backend, "_torchdynamo_orig_backend", of_ddp)
 
 
 # See Note [Control flow is compiled by torch itself]

@@ -4,8 +4,10 @@
 import copy
 import functools
 import pickle
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -134,3 +136,52 @@ def test_a_storage_that_is_made_counts(make: Callable[[], object]) -> None:
     assert_bitwise_equal(rematfn.remat(f, timeline.peak + 4096)(), expected)
     with pytest.raises(rematfn.BudgetError):
         rematfn.remat(f, timeline.peak // 2)()
+
+
+WIDTH = 256
+WEIGHTS = [torch.linspace(-k, 1, WIDTH * WIDTH).view(WIDTH, WIDTH) / 16 for k in range(12)]
+
+
+@pytest.mark.parametrize("budget", [None, 1.0, "eager"], ids=str)
+@pytest.mark.parametrize("rows", [WIDTH // 8, 4 * WIDTH])
+def test_weights_that_are_read_and_dropped_are_given_back(
+    rows: int, budget: float | str | None
+) -> None:
+    """Lineage alone holds them. What was made from them may be smaller or larger than they are."""
+
+    def f(x: Tensor) -> Tensor:
+        for w in WEIGHTS:
+            x = (x @ pickle.loads(pickle.dumps(w))).tanh()
+        return x
+
+    x = torch.linspace(0, 1, rows * WIDTH).view(rows, WIDTH)
+    expected = f(x)
+    with MemoryTimeline() as timeline:
+        f(x)
+    most = timeline.peak
+    g = rematfn.remat(f, most + 4096 if budget == "eager" else budget)
+    for _ in range(3):
+        with MemoryTimeline() as timeline:
+            found = g(x)
+        assert_bitwise_equal(found, expected)
+        assert timeline.peak <= most + 2 * WEIGHTS[0].nbytes
+
+
+@pytest.mark.parametrize("budget", [None, "1GiB"])
+def test_arrays_that_are_read_and_dropped_are_given_back(budget: str | None) -> None:
+    read: list[weakref.ref[Any]] = []
+    most = 0
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal most
+        for w in WEIGHTS:
+            array = w.numpy().copy()
+            read.append(weakref.ref(array))
+            x = (x @ torch.from_numpy(array)).tanh()
+            most = max(most, sum(r() is not None for r in read))
+        return x
+
+    x = torch.linspace(0, 1, 32 * WIDTH).view(32, WIDTH)
+    assert_bitwise_equal(rematfn.remat(f, budget)(x), f(x))
+    assert len(read) == 2 * len(WEIGHTS)
+    assert most <= 3

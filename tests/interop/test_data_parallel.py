@@ -90,3 +90,33 @@ def test_a_replica_of_data_parallel_is_refused() -> None:
     own.__dict__ = dict(own.__dict__)
     with pytest.raises(TypeError, match=r"a `__dict__` of its own"):
         own(torch.ones(2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.usefixtures("_alone")
+def test_compiled_blocks_inside_of_a_wrapper() -> None:
+    """Dynamo compiles them for a backend of the wrapper's, which cuts graphs up for ours."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.compile(layer, backend="rematfn", options={"inner": "aot_eager"})(x)
+            return x
+
+    def gradients(transform: Any) -> list[Tensor | None]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net = nn.parallel.DistributedDataParallel(Net())
+        transform(net)(torch.linspace(0, 1, 512 * 64).view(512, 64)).sum().backward()
+        return [p.grad for p in net.parameters()]
+
+    expected = gradients(lambda f: f)
+    for policy in (rematfn.policies.Guided(), rematfn.testing.EvictEverything()):
+        found = gradients(lambda f, policy=policy: rematfn.remat(f, "16MiB", policy=policy))
+        assert_bitwise_equal(found, expected)
+    torch._dynamo.reset()
