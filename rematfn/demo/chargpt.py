@@ -77,11 +77,6 @@ class CharGPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(sizes) for _ in range(sizes.layers)))
         self.norm = nn.LayerNorm(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
-        self.apply(_initialise)
-        # GPT-2's rule: the stream's variance should not grow with the number of blocks.
-        for name, parameter in self.blocks.named_parameters():
-            if name.endswith(("attention.out.weight", "mlp.2.weight")):
-                nn.init.normal_(parameter, std=0.02 / (2 * sizes.layers) ** 0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (batch, time, vocabulary) for ids (batch, time)."""
@@ -89,13 +84,6 @@ class CharGPT(nn.Module):
         x = self.dropout(self.character(ids) + self.position(positions))
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
 
 
 def make_chargpt(

@@ -8,7 +8,6 @@ from statistics import median, quantiles
 
 from rematfn._inspection.stats import Stats, bytes_or
 from rematfn._inspection.tables import new_figure
-from rematfn._transform.budget import format_bytes
 from rematfn.demo.task import Count
 
 MIB = 2**20
@@ -33,11 +32,6 @@ class Report:
     unequal: Sequence[str]  # what differed from eager: "call 1: head.weight"
     compared: int  # tensors compared
     losses: Sequence[float]
-
-    @property
-    def time_ratio(self) -> float:
-        """The median time of a step under remat, in eager steps."""
-        return median(self.time_ratios)
 
     @property
     def last_loss(self) -> float:
@@ -82,12 +76,12 @@ class Report:
             ("peak, remat, allocator", bytes_or(self.counted_peak), against),
             ("peak, remat, own count", bytes_or(self.own_peak), "largest over all steps"),
             ("peak, eager, allocator", bytes_or(self.eager_peak), ""),
-            ("resident set, remat", _rise(self.resident), "VmHWM, with the gradients"),
-            ("resident set, eager", _rise(self.eager_resident), "the same"),
+            ("resident set, remat", bytes_or(self.resident), "VmHWM rose by, with the gradients"),
+            ("resident set, eager", bytes_or(self.eager_resident), "the same"),
             ("peak, remat / eager", f"{self.counted_peak / self.eager_peak:.3f}", ""),
             ("replayed cost", f"{stats.replayed_cost or 0:.1%}", "of the cost of one eager step"),
             ("step, eager", f"{self.eager_seconds:.3f} s", f"median of {len(self.time_ratios)}"),
-            ("step, remat / eager", f"{self.time_ratio:.3f}", _of_pairs(self.time_ratios)),
+            ("step, remat / eager", f"{median(self.time_ratios):.3f}", _of_pairs(self.time_ratios)),
             ("bitwise eager's", "no" if self.unequal else "yes", f"{self.compared} tensors"),
             ("loss", f"{self.losses[0]:.3f} -> {self.last_loss:.3f}", f"{len(self.losses)} steps"),
         ]
@@ -103,10 +97,6 @@ def _of_pairs(ratios: Sequence[float]) -> str:
         return pairs
     low, _, high = quantiles(ratios, n=4, method="inclusive")
     return f"{pairs}, the middle half {low:.3f} to {high:.3f}"
-
-
-def _rise(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else f"+{format_bytes(nbytes)}"
 
 
 def plot_step(path: Path, eager: Count, bounded: Count, budget: int | None) -> None:

@@ -2,7 +2,6 @@
 """The demo's job: train a GPT inside a budget and compare it with eager on the way."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +12,6 @@ from tqdm import tqdm
 
 import rematfn
 from rematfn._transform.budget import BudgetLike
-from rematfn.demo.chargpt import Params
 from rematfn.demo.report import Report, plot_step
 from rematfn.demo.task import Gradients, Step, Task
 
@@ -70,7 +68,7 @@ def run_demo(
     ratios: list[float] = []
     eager_seconds: list[float] = []
     pair_every = max(1, steps // pairs)
-    update = _adam(task.params, learning_rate)
+    optimizer = torch.optim.AdamW(task.params.values(), lr=learning_rate, betas=(0.9, 0.99))
     for number in (bar := tqdm(range(steps), unit="step", file=sys.stderr)):
         tokens = next(task.batches)
         paired = number % pair_every == 0
@@ -90,7 +88,10 @@ def run_demo(
             compare(f"step {number}", results, runs[eager][0])
         own_peak = max(own_peak, stats.peak_bytes or 0)
         gradients, loss = results
-        update(gradients)
+        for name, p in task.params.items():
+            p.grad = gradients[name]
+        optimizer.step()
+        optimizer.zero_grad()  # to None: the next step's gradients take their place
         losses.append(loss.item())
         bar.set_postfix_str(f"loss {losses[-1]:.3f}")
         del runs, results, gradients
@@ -121,18 +122,3 @@ def run_demo(
         compared=compared,
         losses=losses,
     )
-
-
-def _adam(params: Params, learning_rate: float, warm_up: int = 10) -> Callable[[Params], None]:
-    """Return a function of gradients that updates ``params`` in place, gently in the beginning."""
-    optimizer = torch.optim.AdamW(params.values(), lr=learning_rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / warm_up))
-
-    def update(gradients: Params) -> None:
-        for name, p in params.items():
-            p.grad = gradients[name]
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()  # to None: the next step's gradients take their place
-
-    return update

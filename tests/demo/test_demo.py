@@ -86,6 +86,7 @@ def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
     ("arguments", "complaint"),
     [
         (["--budget", "2G"], "there is no unit 'G'"),
+        (["--budget", "1"], "1.0 is the whole peak"),
         (["--budget", "1.5"], "as a fraction it must be in (0, 1]"),
         (["--layers", "0"], "it must be a whole number above 0, got '0'"),
         (["--steps", "many"], "it must be a whole number above 0, got 'many'"),
@@ -93,6 +94,7 @@ def test_command_line_shows_the_table_and_fails_if_nothing_was_learnt(tmp_path):
         (["--device", "abacus"], "it must be cpu or cuda, got 'abacus'"),
         (["--device", "cuda:99"], "there is no cuda:99"),
         (["--offload", "no/such/folder"], "there is no folder 'no/such/folder'"),
+        (["--png", "."], "is a folder: name a file"),
         (["--png", "no/such/folder/x.png"], "there is no folder 'no/such/folder'"),
     ],
 )

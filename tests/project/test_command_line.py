@@ -27,24 +27,6 @@ def test_info(tmp_path: Path) -> None:
     assert rows["other cores"] == (", ".join(others) or "none")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["demo", "--budget", "2G"], 'Did you mean "2GiB"'),
-        (["demo", "--budget", "1"], "1.0 is the whole peak"),
-        (["demo", "--png", "."], "is a folder: name a file"),
-        (["demo", "--offload", "nowhere"], "there is no folder 'nowhere'"),
-    ],
-)
-def test_what_is_not_known_is_refused_before_anything_runs(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["", "demo", "info"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
