@@ -135,7 +135,7 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def is_on_shapes(args: Any) -> bool:
     """Whether fake tensors are among the arguments, or made of everything there is."""
-    return _active() is not None or any(isinstance(t, FakeTensor) for t in tensors_of(args))
+    return _active() is not None or _has_fakes(tensors_of(args))
 
 
 class _State:
@@ -172,7 +172,7 @@ class _State:
 
     def put_back(self) -> None:
         for place, was in reversed(self._before.values()):  # an optimiser's whole state at last
-            for name in [name for name, value in place.items() if _is_fake(value)]:
+            for name in [n for n, x in place.items() if _has_fakes(tensors_in(x))]:
                 if name in was:
                     place[name] = was[name]
                 else:
@@ -182,8 +182,8 @@ class _State:
                 leaf.grad = gradient
 
 
-def _is_fake(value: Any) -> bool:
-    return any(isinstance(t, FakeTensor) for t in tensors_in(value))
+def _has_fakes(tensors: list[Tensor]) -> bool:
+    return any(isinstance(t, FakeTensor) for t in tensors)
 
 
 @contextmanager

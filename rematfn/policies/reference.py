@@ -18,13 +18,9 @@ def _staleness(c: Candidate) -> float:
     return c.nbytes * (c.age + _LEAST_AGE)
 
 
-def _scorer(score: Scorer) -> Scorer:
-    return staticmethod(score)  # no method of the policy's
-
-
 @dataclass(frozen=True)
 class _Reference(Custom):
-    scorer: Scorer = field(init=False, repr=False)  # the class's
+    scorer: Scorer = field(init=False, repr=False)  # the class's, and no method
 
 
 class DTR(_Reference):
@@ -34,13 +30,13 @@ class DTR(_Reference):
     *Dynamic Tensor Rematerialization* (ICLR 2021).
     """
 
-    scorer: Scorer = _scorer(lambda c: (c.cost + c.ancestors + c.descendants) / _staleness(c))
+    scorer: Scorer = staticmethod(lambda c: (c.cost + c.ancestors + c.descendants) / _staleness(c))
 
 
 class Local(_Reference):
     """Evict the smallest ``c / (m * age)`` (h_local, ibid.)."""
 
-    scorer: Scorer = _scorer(lambda c: c.cost / _staleness(c))
+    scorer: Scorer = staticmethod(lambda c: c.cost / _staleness(c))
 
 
 class MSPS(_Reference):
@@ -49,16 +45,16 @@ class MSPS(_Reference):
     After Peng et al., *Capuchin* (ASPLOS 2020), as Kirisame et al. compare with it.
     """
 
-    scorer: Scorer = _scorer(lambda c: (c.cost + c.ancestors) / c.nbytes)
+    scorer: Scorer = staticmethod(lambda c: (c.cost + c.ancestors) / c.nbytes)
 
 
 class LRU(_Reference):
     """Evict what the program has not touched for longest."""
 
-    scorer: Scorer = _scorer(lambda c: -c.age)
+    scorer: Scorer = staticmethod(lambda c: -c.age)
 
 
 class Largest(_Reference):
     """Evict the largest version."""
 
-    scorer: Scorer = _scorer(lambda c: -c.nbytes)
+    scorer: Scorer = staticmethod(lambda c: -c.nbytes)
