@@ -206,11 +206,8 @@ def test_the_oldest_versions_are_the_same_everywhere(setup_script):
         assert f"torch {oldest} to {newest}" in " ".join(text(name).split())
     pythons = re.search(r"^PYTHONS \?= (.+)$", text("Makefile"), re.M)[1].split()
     assert f'requires-python = ">={pythons[0].removeprefix("python")}"' in text("pyproject.toml")
-    for name in ("docs/versions.md",):
-        assert (
-            f"Python {pythons[0].removeprefix('python')} to {pythons[-1].removeprefix('python')}"
-            in text(name)
-        )
+    first, *_, last = (name.removeprefix("python") for name in pythons)
+    assert f"Python {first} to {last}" in text("docs/versions.md")
 
 
 def test_the_changelog_begins_with_this_version():
