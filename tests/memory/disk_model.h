@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <dirent.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -182,14 +180,6 @@ inline std::string error_of(const std::function<void()>& work) {
 
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-inline std::size_t entries(const char* path) {
-  std::size_t count = 0;
-  DIR* listed = opendir(path);
-  while (readdir(listed) != nullptr) ++count;
-  closedir(listed);
-  return count;
 }
 
 Tests random_tests();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes, the order of transfers, and their time.
+// Sizes, and the order of transfers.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -54,7 +54,7 @@ void large_values() {
   munmap(memory, kBytes);
 }
 
-// ---- order and time ---------------------------------------------------------------------------
+// ---- order -------------------------------------------------------------------------------------
 
 // A chunk that is under way until the gate opens.
 struct Gate {
@@ -186,39 +186,6 @@ void what_is_awaited_overtakes() {
   expect(order == std::vector<off_t>{0, 16384, 4096, 8192, 12288, 20480}, "the one that is awaited");
 }
 
-void throttled() {
-  DiskOptions given = options();
-  given.transfers.bandwidth = 4e6;
-  TestDisk disk(given);
-  expect(disk.figures().out.bandwidth == 0, "not known yet");
-  Value value(800'000, 1);
-  Value other(800'000, 2);
-  auto begin = Clock::now();
-  const Copy copy = moved(disk, value);
-  expect(since(begin) > 0.195, "a write takes its time");
-  double least = 1;
-  TierFigures now = disk.figures();
-  const auto known = [&] { return std::min(now.in.bandwidth, now.out.bandwidth) > 1e6; };
-  // Some rounds, as others may keep the processor or the disk.
-  for (int i = 0; i < 50 && !(least < 0.35 && known()); ++i) {
-    value.clear();
-    begin = Clock::now();
-    copy->read(value.begin);
-    const Copy second = write(disk, other);
-    copy->wait();
-    second->wait();
-    const double took = since(begin);
-    expect(took > 0.195, "a return does too");
-    least = std::min(least, took);
-    now = disk.figures();
-  }
-  expect(least < 0.35, "both directions have theirs");
-  expect(value.is_whole(), "and it is what it was");
-  for (const double found : {now.in.bandwidth, now.out.bandwidth}) {
-    expect(found > 1e6 && found < 4.4e6, "bandwidths are measured: " + std::to_string(found));
-  }
-}
-
 }  // namespace
 
 Tests order_tests() {
@@ -227,7 +194,6 @@ Tests order_tests() {
       {"discard", discarded_while_under_way},
       {"returns_go_first", returns_go_first},
       {"awaited", what_is_awaited_overtakes},
-      {"throttled", throttled},
   };
 }
 
