@@ -33,15 +33,11 @@ class Kind:
     requires_grad: bool = False
 
 
-def made_inside(tensor: Tensor) -> Tensor:
-    return tensor.clone()
-
-
 def twice(sample: Sample) -> Callable[..., Any]:
     """Return the operator as a function of tensors, on them and on copies made inside."""
 
     def f(*tensors: Tensor) -> Any:
-        return sample.apply(tensors), sample.apply([made_inside(t) for t in tensors])
+        return sample.apply(tensors), sample.apply([t.clone() for t in tensors])
 
     return f
 
@@ -61,7 +57,7 @@ def forward(info: Any, sample: Sample, transform: Transform) -> Any:
 
 def in_place(info: Any, sample: Sample, transform: Transform) -> Any:
     def f(*tensors: Tensor) -> Any:
-        inside = [made_inside(t) for t in tensors]
+        inside = [t.clone() for t in tensors]
         before = [t * 1 for t in inside]
         return (
             sample.apply(inside, info.inplace_variant),
@@ -80,7 +76,7 @@ def into_out(info: Any, sample: Sample, transform: Transform) -> Any:
 
     def f(outside: Any, *tensors: Tensor) -> Any:
         inside = optree.tree_map(torch.ones_like, shapes)
-        returned = sample.apply([made_inside(t) for t in tensors], out=inside)
+        returned = sample.apply([t.clone() for t in tensors], out=inside)
         return returned, inside, sample.apply(tensors, out=outside)
 
     tensors = sample.tensors()

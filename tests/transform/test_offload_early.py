@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bitwise_equal
-from test_offload import counted
+from helpers import assert_bitwise_equal, drawn
 from torch import Tensor, nn
 
 import rematfn
@@ -114,7 +113,7 @@ def test_what_is_dropped_is_no_walk_through_all_that_was_made_from_it() -> None:
 
     def seconds_for_each(n: int) -> float:
         def f(x: Tensor) -> tuple[Tensor, float]:
-            made = [counted(x[:1]) for _ in range(n)]  # nothing can make it again
+            made = [drawn(x[:1]) for _ in range(n)]  # nothing can make it again
             h = x * 1.0
             for each in made:
                 h = h * 0.5 + each

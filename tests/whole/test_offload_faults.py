@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Transform, assert_bitwise_equal, refusal_of, remains
+from helpers import Transform, assert_bitwise_equal, drawn, refusal_of, remains
 from processes import in_a_process, together
 from torch import Tensor
 
@@ -28,18 +28,6 @@ EVICTING = rematfn.testing.EvictEverything()
 LINKS = 12
 NUMEL = 1 << 14  # 64 KiB each
 VALUE = 4 * NUMEL
-
-
-@torch.library.custom_op(
-    "rematfn_tests::drawn", mutates_args=(), tags=(torch.Tag.nondeterministic_bitwise,)
-)
-def drawn(x: Tensor) -> Tensor:
-    """An operator that is never replayed."""
-    return x + 1
-
-
-drawn.register_fake(torch.empty_like)
-drawn.register_autograd(lambda ctx, grad: grad)
 
 
 def chain(x: Tensor) -> Tensor:
