@@ -257,28 +257,3 @@ def test_a_function_may_transform(transform: Transform, where: str) -> Any:
     y = Uses.apply(x.sin()).exp()
     y.sum().backward()
     return y, x.grad
-
-
-@same_as_eager
-def test_needs_input_grad_and_undefined_gradients_arrive_as_in_eager(transform: Transform) -> Any:
-    seen: list[Any] = []
-
-    class Asks(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-            ctx.save_for_backward(x, y, None)
-            return x * y, y * z
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor | None) -> Any:
-            x, y, nothing = ctx.saved_tensors
-            seen.append((ctx.needs_input_grad, nothing, [g is None for g in grads]))
-            first, second = grads
-            assert first is not None
-            assert second is not None
-            return first * y, first * x + second, None
-
-    x = start().requires_grad_()
-    y, _ = transform(lambda x: Asks.apply(x.sin(), x.exp(), x.detach().cos()))(x)
-    y.sum().backward()
-    return x.grad, seen

@@ -106,18 +106,11 @@ def pool(x: Tensor) -> Tensor:
     return F.max_pool1d(x.sin(), 2).cos()
 
 
-def pool_across(x: Tensor) -> Tensor:
-    return F.max_pool1d(x.t().sin(), 2).cos()
-
-
 @pytest.mark.parametrize("inference", [True, False], ids=["inference", "no-grad"])
-@pytest.mark.parametrize("f", [pool, pool_across], ids=["contiguous", "transposed"])
 @same_as_eager
-def test_max_pool1d_without_gradient_is_replayed(
-    transform: Transform, f: Any, inference: bool
-) -> Any:
+def test_max_pool1d_without_gradient_is_replayed(transform: Transform, inference: bool) -> Any:
     with torch.inference_mode(inference), torch.no_grad():
-        return transform(f)(matrix())
+        return [transform(pool)(x) for x in (matrix(), matrix().t())]
 
 
 # --- operators that are composite in name only ----------------------------------------------------

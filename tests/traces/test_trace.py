@@ -120,15 +120,8 @@ HAND_WRITTEN = [
     {"INSTRUCTION": "RELEASE", "NAME": "a"},
     {"INSTRUCTION": "COPY", "DST": "c", "SRC": "b"},
     {"INSTRUCTION": "RELEASE", "NAME": "b"},
-    {"INSTRUCTION": "CALL", "NAME": "g", "ARGS": ["c", "w"], "RESULT": ["d"], "TIME": "2000"},
-    {"INSTRUCTION": "MEMORY", "NAME": "d", "MEMORY": "20"},
-    {"INSTRUCTION": "ALIAS", "NAME": "d", "ALIAS": "-1"},
-    {"INSTRUCTION": "MUTATE", "NAME": "h_", "ARGS": ["d", "c"], "MUTATE": [0], "TIME": "500"},
-    {"INSTRUCTION": "COPY_FROM", "DST": "c", "SRC": "d"},
-    {"INSTRUCTION": "RELEASE", "NAME": "d"},
-    {"INSTRUCTION": "CALL", "NAME": "k", "ARGS": ["c"], "RESULT": ["e"], "TIME": "1500"},
-    {"INSTRUCTION": "MEMORY", "NAME": "e", "MEMORY": "5"},
-    {"INSTRUCTION": "ALIAS", "NAME": "e", "ALIAS": "-1"},
+    {"INSTRUCTION": "MUTATE", "NAME": "h_", "ARGS": ["c", "w"], "MUTATE": [0], "TIME": "500"},
+    {"INSTRUCTION": "COPY_FROM", "DST": "c", "SRC": "w"},
 ]
 
 

@@ -124,16 +124,7 @@ def pickled(g: Any) -> Any:
     return pickle.loads(pickle.dumps(g))
 
 
-def saved(g: Any) -> Any:
-    import io
-
-    file = io.BytesIO()
-    torch.save(g, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES = {"pickle": pickled, "deepcopy": copy.deepcopy, "copy": copy.copy, "save": saved}
+COPIES = {"pickle": pickled, "deepcopy": copy.deepcopy, "copy": copy.copy}
 eachway = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
 
 

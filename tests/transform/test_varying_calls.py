@@ -92,7 +92,6 @@ MADE: dict[str, Callable[[Tensor, int], Any]] = {
     "dataclass": lambda x, i: Batch(x, "train", i),
     "pyg-data": lambda x, i: Data(x),
     "batch-encoding": lambda x, i: Encoding({"x": x, "step": i}),
-    "namespace": lambda x, i: SimpleNamespace(x=x, rate=0.1 * i),
     "slots": lambda x, i: Slotted(x),
     "nested": lambda x, i: SimpleNamespace(x=x, rest=[{"a": (Batch(x, "b", i), i)}]),
 }

@@ -86,28 +86,3 @@ def test_the_ways_in_the_picture(page: dict[str, Any]) -> None:
         now = page["names_in"](_C._dispatch_keys(page["x"]) - _C._dispatch_tls_local_exclude_set())
     assert now[:2] == ["AutocastCPU", record]
     assert page["row_of"]("aten::mm")["AutocastCPU"] == "kernel"
-
-
-def by_the_rule(cells: list[str], key: str, fallback: str | None) -> str | None:
-    """Which of several kernels gets a place: the page's list, in its order."""
-    devices = ("CPU", "CUDA")
-    device = {"AutogradCPU": "CPU", "AutogradCUDA": "CUDA"}.get(key)
-    whole = device in cells or "CompositeExplicitAutograd" in cells
-    if key in cells:
-        return "kernel"
-    if key in devices and "CompositeExplicitAutograd" in cells:
-        return "default kernel"
-    if (key in devices or (device and not whole)) and "CompositeImplicitAutograd" in cells:
-        return "math kernel"
-    if device and "Autograd" in cells:
-        return "autograd kernel"
-    return fallback
-
-
-def test_which_kernel_gets_a_place(page: dict[str, Any]) -> None:
-    fallbacks = {"AutogradCPU": "fallback", "AutogradCUDA": "fallback"}
-    fallbacks["ADInplaceOrView"] = "fallthrough"
-    for name, cells in page["cells"].items():
-        row = page["row_of"](f"page::{name}")
-        for key in page["at"]:
-            assert row.get(key) == by_the_rule(cells, key, fallbacks.get(key)), (name, key)

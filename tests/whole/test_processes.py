@@ -83,13 +83,6 @@ def later():
 print(step(g), step(g))
 threading.Thread(target=later).start()
 """,
-    "forks and exits": TWICE
-    + """
-sys.stdout.flush()
-if os.fork() == 0:
-    sys.exit(8)
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-""",
     "forks and both compute": TWICE
     + """
 sys.stdout.flush()
