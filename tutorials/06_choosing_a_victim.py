@@ -445,11 +445,11 @@ def one_cut(trace, fraction):
     return 1 + replayed / trace.cost
 
 
+SECONDS = 10  # for each, unless it is solved before
 bounds = {
     name: [
-        # few cuts for the longest program, to save time
-        1 + lower_bound(t, int(fraction * t.peak_bytes), 2 if name == "recurrent" else None)
-        for fraction in FRACTIONS
+        1 + lower_bound(t, int(fraction * t.peak_bytes), SECONDS, known=total - 1)
+        for fraction, total in zip(FRACTIONS, found[name, "guided"], strict=True)
     ]
     for name, t in traces.items()
 }
@@ -466,9 +466,10 @@ for name, trace in traces.items():
 table(rows, ["program", "lower bound of the total", *map(str, FRACTIONS)])
 
 # %% [markdown]
-# `benchmarks/bound.py` has more cuts, and asks also that what a replay reads be there. Note [Every
-# schedule is a solution] says why a real run never breaks what the linear program demands. A
-# *window* is a stretch between cuts. In short:
+# `benchmarks/bound.py` has more cuts, asks also that what a replay reads be there, and wants whole
+# numbers: it has an integer program, too, but a far smaller one than Checkmate's. Note [Every
+# schedule is a solution] says why a real run never breaks what it demands. A *window* is a stretch
+# between cuts. In short:
 
 # %%
 quote(
@@ -478,8 +479,11 @@ quote(
 )
 
 # %% [markdown]
-# We need not trust the solver. It only finds a price for each constraint. A bound follows from any
-# prices (*weak duality*), good ones make it high, and `bound.py` computes it from them.
+# The solver begins with fractions, and parts the problem where one is left: this decision is 0, or
+# it is 1 (*branch and bound*). Each part has a bound of its own, and the least of them bounds the
+# whole. So a solver that is stopped early has a bound as well. `bound.py` doubles the number of
+# cuts until the time is up, or until the bound is the total of the guided run: that run is then the
+# best there is.
 #
 # Now each score over the bound:
 
@@ -544,7 +548,9 @@ for label in ("LRU", "h_DTR", "ON", "guided"):
     rows.append(
         [label, *(shown(total(traces["mlp"], fraction, SCORES[label])) for fraction in LOW)]
     )
-low_bounds = [1 + lower_bound(traces["mlp"], int(f * traces["mlp"].peak_bytes)) for f in LOW]
+low_bounds = [
+    1 + lower_bound(traces["mlp"], int(f * traces["mlp"].peak_bytes), SECONDS) for f in LOW
+]
 rows.append(["lower bound", *map(shown, low_bounds)])
 table(rows, ["mlp", *map(str, LOW)])
 at = LOW.index(0.15)
@@ -579,8 +585,9 @@ assert float(rows[2][1 + at]) > 3 * low_bounds[at]
 #
 # <details><summary><b>Question.</b> Why not just use the solver's schedule?</summary>
 #
-# *Answer.* The linear program's answer is fractions, and half a version cannot be kept. The integer
-# program is hard: its time can grow exponentially with the program, which must be known before it
-# runs. A score takes little time and knows nothing. [Notebook 7](07_measured_then_guided.ipynb)
-# stands between: it records one call, and searches while the next ones run.
+# *Answer.* Between two cuts it may hold more than the budget. With a cut at each operator the
+# integer program is hard: its time can grow exponentially with the program, which must be known
+# before it runs. A score takes little time and knows nothing. [Notebook
+# 7](07_measured_then_guided.ipynb) stands between: it records one call, and searches while the next
+# ones run.
 # </details>
