@@ -275,6 +275,11 @@ def in_a_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+# An interrupt that Python serves while it clears a weak reference, or in a callback of the garbage
+# collector (hypothesis has one), is lost, and told of.
+interrupted = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. .function (WeakSet|gc_):pytest.PytestUnraisableExceptionWarning"
+)
 quiet = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 

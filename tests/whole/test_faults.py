@@ -25,7 +25,7 @@ from helpers import (
     remains,
     untransformed,
 )
-from processes import in_a_process
+from processes import in_a_process, interrupted
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -355,6 +355,7 @@ def test_an_unpack_hook_that_raises() -> None:
 # --- interrupts -----------------------------------------------------------------------------------
 
 
+@interrupted
 def test_an_interrupt_between_any_two_statements_leaves_a_function_that_runs() -> None:
     def stop(*_: object) -> None:
         if armed[0]:

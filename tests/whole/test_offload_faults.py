@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import Transform, assert_bitwise_equal, drawn, refusal_of, remains
-from processes import in_a_process, together
+from processes import in_a_process, interrupted, together
 from torch import Tensor
 
 import rematfn
@@ -359,11 +359,7 @@ class StoppedError(Exception):
     """Raised by a signal handler."""
 
 
-# One that Python serves while it clears a weak reference, or in a callback of the collector of
-# garbage (hypothesis has one), is lost, and told of.
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. .function (WeakSet|gc_):pytest.PytestUnraisableExceptionWarning"
-)
+@interrupted
 @transforms
 def test_an_interrupt_while_transfers_are_under_way(how: How, tmp_path: Path) -> None:
     disk = rematfn.Disk(tmp_path, bandwidth=200e6)
