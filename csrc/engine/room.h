@@ -62,6 +62,7 @@ class Room : public Moves {
   [[nodiscard]] bool is_kept_for_somebody(const Version& version);
   [[nodiscard]] bool makes_what_is_away(const Version& version) const;
   void drop_kept_for(const Version& version);
+
   bool retains_ = false;  // something has been kept though the program has dropped it
   std::uint64_t walked_in_vain_ = 0;  // `next_order` when free_dropped() last walked far, and freed nothing
 };

@@ -317,8 +317,9 @@ class Tiers:
         """
         if not self.all:
             return None
-        packed = [tier for tier in self.open() if tier.packs]
-        opened = [tier for tier in self.open() if not tier.packs]
+        all_of_them = self.open()
+        packed = [tier for tier in all_of_them if tier.packs]
+        opened = [tier for tier in all_of_them if not tier.packs]
         used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
         if len(opened) > 1 and not used:
             device = torch.accelerator.current_accelerator()
