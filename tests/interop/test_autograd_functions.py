@@ -34,6 +34,7 @@ class NewStyle(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_square: Tensor) -> Any:
+        assert ctx.needs_input_grad == (True, False)
         x, square, out = ctx.saved_tensors
         both = grad * (square * ctx.power + out / x + ctx.power * x * x)
         return both + grad_square * 2 * x, None
