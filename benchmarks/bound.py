@@ -58,6 +58,7 @@ from rematfn._transform.transformed import transformed_of
 BUDGETS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 FEWEST_CUTS, MOST_WITH_LONG_WINDOWS = 2, 8
 GAP = 1e-3  # between a plan's total cost and the bound, that counts as none
+UNITS = 1e3  # of cost in a program: the solver's tolerances are absolute, and seconds are too few
 NOTHING_FITS = "nothing fits"
 ABOUT = """
 Total cost, that of the program and its replays, over that of the program. *Lower bound*: what no
@@ -67,7 +68,7 @@ default search; beside it what a longer search finds, in millions of simulated o
 *guided / bound* is 1, the plan is proven to be the best, within a thousandth. *Target*: what a
 study of policies by simulation reached for a network of the same kind at another size.
 """
-_INFEASIBLE = 2  # a status of linprog
+_INFEASIBLE = 2  # a status of milp
 
 
 class Call:
@@ -100,6 +101,7 @@ class Story:
     """A trace by calls and values."""
 
     def __init__(self, trace: rematfn.Trace) -> None:
+        self.cost = trace.cost
         self.calls: list[Call] = []
         self.values: dict[int, Value] = {}
         sizes = trace._core.values()
@@ -227,7 +229,7 @@ def lower_bound(
         cuts = story.cuts(budget, most)
         if not cuts:
             return 0.0
-        found = max(found, _program(story, budget, cuts).bound(left) / trace.cost)
+        found = max(found, _program(story, budget, cuts).bound(left) / UNITS)
         proven = known is not None and 1 + known <= (1 + found) * (1 + GAP)
         if found == math.inf or proven or most > len(story.calls):
             break
@@ -265,7 +267,8 @@ def _program(story: Story, budget: int, cuts: list[int]) -> IntegerProgram:
         for c, call in enumerate(story.calls):
             served = [last[v] for v in call.makes if values[v].replayable]
             if served and first[call.makes[0]] <= begin <= max(served):
-                columns[c] = program.column(cost=0.0 if middle else call.cost)
+                cost = 0.0 if middle else UNITS * call.cost / story.cost
+                columns[c] = program.column(cost)
 
     def there(v: int, begin: int, end: int) -> list[tuple[int, float]]:
         """Return what it takes that v is there in a window; nothing if it is in any case."""
@@ -370,7 +373,7 @@ def main() -> None:
                 known = None if least is None else least - 1
                 bound = lower_bound(trace, budget, options.seconds, known)
                 row["lower bound"] = NOTHING_FITS if bound == math.inf else 1 + bound
-            if row["guided"] is not None:
+            if row["guided"] is not None and row[longer] is not None:
                 row["guided / bound"] = row["guided"] / row["lower bound"]
                 row[f"guided / {longer}"] = row["guided"] / row[longer]
             row["target"] = TARGETS.get(name, {}).get(fraction, (None, None))[1]
