@@ -672,7 +672,7 @@ assert real_rows[-1] == ("z = h * y", 3, 1536, 1, 1)
 
 # %%
 quote("csrc/operators/boxed_kernel.cpp", "  const BelowLevels below;", "= find_tensors(")
-quote("csrc/operators/boxed_kernel.cpp", "if (domain.domain != nullptr) lock.emplace", "return;")
+quote("csrc/operators/boxed_kernel.cpp", "lock.emplace", "return;")
 
 # %% [markdown]
 # **The stages** stand in one function. The toy has the same, in the same order. One stage is only

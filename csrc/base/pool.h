@@ -34,8 +34,8 @@ class Pooled {
 
   static void operator delete(void* memory) {
     Blocks& blocks = blocks_;
-    if (blocks.kept >= kMostKept) return ::operator delete(memory);
-    if (blocks.kept == 0) end_with_thread();
+    if (blocks.kept >= kMostKept) [[unlikely]] return ::operator delete(memory);
+    if (blocks.kept == 0) [[unlikely]] end_with_thread();
     blocks.first = new (memory) Block{blocks.first};
     ++blocks.kept;
   }

@@ -37,7 +37,7 @@ namespace rematfn {
 // under torch.func at 0.1 replays 5.6 in place of 1.5. Plans know what is read next: with the rule they replayed more
 // (a DenseNet at 0.3 0.74 in place of 0.28), so it is not for a call that runs as recorded by one.
 void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
-  if (!version) return;
+  if (!version) [[unlikely]] return;
   lose_tensor(*version);
   observers.note(Trace::What::kRelease, *version);
   // See Note [A schedule is carried out], 3
@@ -45,9 +45,11 @@ void Room::bury(Ref<Version> version, Store::HoldBytes hold) {
   const bool stays = version->has_bytes() && version->producer &&
                      (is_kept_for_somebody(*version) || is_scheduled || makes_what_is_away(*version)) &&
                      store.retain(*version, hold());
-  if (stays) list_candidates();
+  if (stays) [[unlikely]] list_candidates();
   retains_ |= stays;
-  if (version->table && !version->producer && !version->trimmed) free_dropped(*version, lists_candidates());
+  if (version->table && !version->producer && !version->trimmed) [[unlikely]] {
+    free_dropped(*version, lists_candidates());
+  }
   const bool goes = !stays && store.forget(*version);
   // Of a constant that lineage reads, what is coming is all that there is.
   const bool is_needed = version->place() == Place::kComing && !version->producer && version->readers;
@@ -63,7 +65,7 @@ static bool is_decided(const Table& table) {  // Rule 5
 
 bool Room::is_kept_for_somebody(const Version& version) {
   constexpr std::size_t kSmall = 64;  // so many times smaller
-  if (!version.kept || version.backward || !version.table) return false;
+  if (!version.kept || version.backward || !version.table) [[likely]] return false;
   if (version.table->policy.keeping.marks == Keeping::Marks::kAllBut) return false;
   if (version.marked && !is_decided(*version.table)) return false;
   Walk walk(walks);

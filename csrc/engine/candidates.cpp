@@ -24,7 +24,7 @@ void Ledger::list_candidates() {
 // See Note [A version goes by a way]
 void Ledger::enlist(Version& version) {
   // See Note [Candidates are listed once something has to go]
-  if (!lists_candidates_ || version.nbytes == 0 || version.raw) return;
+  if (!lists_candidates_ || version.nbytes == 0 || version.raw) [[unlikely]] return;
   Table& table = *version.table;
   version.way = cheapest_way(version);
   if (version.way == nullptr) return;
@@ -39,7 +39,7 @@ void Ledger::enlist(Version& version) {
   c.pinned = version.pins > 0;
   c.pending = version.pending > 0;
   table.candidate_versions.push_back(&version);
-  if (version.pins > 0) return;
+  if (version.pins > 0) [[unlikely]] return;
   table.loose_bytes_ += version.nbytes;
   offer(version);
 }
@@ -48,7 +48,7 @@ void Ledger::delist(Version& version) {
   if (!version.is_candidate()) return;
   Table& table = *version.table;
   const std::size_t slot = version.slot;
-  if (version.pins == 0) table.loose_bytes_ -= version.nbytes;
+  if (version.pins == 0) [[likely]] table.loose_bytes_ -= version.nbytes;
   table.candidates[slot] = table.candidates.back();
   table.candidate_versions[slot] = table.candidate_versions.back();
   table.candidate_versions[slot]->slot = slot;
@@ -67,9 +67,9 @@ void Ledger::relist(Version& version) {
 
 void Ledger::offer(Version& version) {
   Table& table = *version.table;
-  if (table.leaves_early && version.recent_slot == kNoSlot) recent.add(version, due_to_go(version));
+  if (table.leaves_early && version.recent_slot == kNoSlot) [[unlikely]] recent.add(version, due_to_go(version));
   Batch& batch = table.batch;
-  if (batch.evictions_left == 0 || version.batch_slot != kNoSlot) return;
+  if (batch.evictions_left == 0 || version.batch_slot != kNoSlot) [[likely]] return;
   if (batch.versions.size() > 2 * table.candidates.size()) batch.clear();  // nobody has looked for long
   batch.add(version);
 }
@@ -93,7 +93,7 @@ void Ledger::for_each_way(const Version& version, c10::function_ref<void(Way&)> 
 }
 
 Way* Ledger::cheapest_way(const Version& version) {
-  if (!version.table->has_copies()) {
+  if (!version.table->has_copies()) [[likely]] {
     return drop_and_replay.applies(version) ? &drop_and_replay : nullptr;
   }
   Way* cheapest = nullptr;

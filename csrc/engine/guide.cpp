@@ -96,13 +96,13 @@ bool is_alike(const Trace::Call& call, const ObservedCall& seen) {
 }  // namespace
 
 std::size_t Guide::conflicts(const ObservedCall& seen, std::size_t call) const {
-  if (!is_alike(trace_.calls[call], seen)) return kNowhere;
+  if (!is_alike(trace_.calls[call], seen)) [[unlikely]] return kNowhere;
   std::size_t count = 0;
   for (std::size_t i = 0; i < seen.reads.size(); ++i) {
     const Trace::Id value = trace_.calls[call].reads[i].value;
     const Trace::Id known = seen.reads[i].version->value;
     const bool is_new = known == kNoValue && !trace_.values[value].counted;
-    if (known != value && !is_new) ++count;
+    if (known != value && !is_new) [[unlikely]] ++count;
   }
   return count;
 }
@@ -154,7 +154,7 @@ void Guide::follow(const ObservedCall& seen) {
   CallIndex::push(recent_, comes_next ? future_.index.kind(next_call_) : CallIndex::kind_of(seen.name));
   const std::size_t index = comes_next ? next_call_ : look_for(seen);
   note_found(index != kNowhere);
-  if (index == kNowhere) {
+  if (index == kNowhere) [[unlikely]] {
     now_ = next_call_ == 0 ? 0 : future_.end_of(next_call_ - 1);
     for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
     return;
@@ -163,7 +163,7 @@ void Guide::follow(const ObservedCall& seen) {
   const Trace::Call& call = trace_.calls[index];
   same_way_ &= call.name == seen.name;
   as_recorded_ &= same_way_;
-  if (!is_alike(call, seen)) {
+  if (!is_alike(call, seen)) [[unlikely]] {
     for (const ObservedCall::Made& made : seen.makes) made.version->value = kNoValue;
     return;
   }
@@ -185,7 +185,7 @@ void Guide::note_place(std::size_t index) {
   next_call_ = index + 1;
   now_ = future_.end_of(index);
   ++found_;
-  if (next_call_ > furthest_) {
+  if (next_call_ > furthest_) [[likely]] {
     furthest_ = next_call_;
   } else {
     ++repeated_;
@@ -196,14 +196,14 @@ void Guide::note_place(std::size_t index) {
 
 void Guide::note_found(bool found) {
   constexpr double kLately = 32;  // calls
-  if (found && doubt_ == 0) return;
+  if (found && doubt_ == 0) [[likely]] return;
   doubt_ += ((found ? 0 : 1) - doubt_) / kLately;
   dormant_ = given_up_ || doubt_ > (dormant_ ? 0.25 : 0.5);
 }
 
 // See Note [A guided call keeps its record's time]
 void Guide::note_taken(double observed, double overhead, double copying) {
-  if (!timings_ || !as_recorded_) return;
+  if (!timings_ || !as_recorded_) [[likely]] return;
   const Clock::time_point now = Clock::now();
   double pause = 0;
   if (!taken_.costs.empty()) {
@@ -218,14 +218,14 @@ void Guide::note_taken(double observed, double overhead, double copying) {
 }
 
 double Guide::cost_of_next(double observed, std::size_t output_bytes) {
-  if (next_call_ >= trace_.calls.size()) return observed;
+  if (next_call_ >= trace_.calls.size()) [[unlikely]] return observed;
   const Trace::Call& call = trace_.calls[next_call_];
   now_ += call.cost;
   return as_recorded_ && call.output_bytes == output_bytes ? call.cost : observed;
 }
 
 double Guide::pause_before_next() {
-  if (next_call_ >= trace_.calls.size()) return 0;
+  if (next_call_ >= trace_.calls.size()) [[unlikely]] return 0;
   now_ += trace_.calls[next_call_].pause;
   return trace_.calls[next_call_].pause;
 }
@@ -247,7 +247,7 @@ std::size_t Guide::bytes_ahead() const {
 
 void Guide::advise(Version& version, Trace::Id value, double next_use) {
   version.value = value;
-  if (!foresees()) return;
+  if (!foresees()) [[unlikely]] return;
   version.next_use = next_use;
   may_know_useless_ |= next_use == kNever;
   // An inner level's policy decides for itself.
@@ -257,7 +257,7 @@ void Guide::advise(Version& version, Trace::Id value, double next_use) {
     for (const Input& input : version.producer->inputs) {
       const Version& source = *input.version;
       // It is kept for those made from it, and there may be none any more.
-      if (source.kept && source.is_candidate()) make_stale(source, /*lower=*/true);
+      if (source.kept && source.is_candidate()) [[unlikely]] make_stale(source, /*lower=*/true);
     }
   }
   if (!version.is_candidate()) return;

@@ -34,11 +34,11 @@ void Ledger::note_call(const ObservedCall& call) {
   const Plan* const plan = guide != nullptr ? &guide->plan() : nullptr;
   observers.note_call(call, *root->report);
   const bool is_lost = guide != nullptr && guide->is_dormant() && !was_dormant;
-  if (is_lost || (guide != nullptr && plan != &guide->plan())) {
+  if (is_lost || (guide != nullptr && plan != &guide->plan())) [[unlikely]] {
     root->report->lost_at = call.name;
     forget_plan();
   }
-  if (is_lost) forget_next_uses();
+  if (is_lost) [[unlikely]] forget_next_uses();
   // What has been written has other contents now, which are another value.
   for (const ObservedCall::Read& read : call.reads) {
     if (read.written && !read.version->table) read.version->value = read.version->recorded = kNoValue;
@@ -102,29 +102,29 @@ void Ledger::note_communicated(Version& version, bool communicated) {
 void Ledger::admit(Table& table, Version& version) {
   require_invariant(!version.table, "a version is of one table");
   table.link(version);
-  if (version.has_tensor) table.count_unconstrained(version.nbytes);
-  if (!version.has_bytes()) return;
+  if (version.has_tensor) [[likely]] table.count_unconstrained(version.nbytes);
+  if (!version.has_bytes()) [[unlikely]] return;
   for (const Table* t = &table; t != nullptr && t->has_copies(); t = t->enclosing.get()) {
     for (const Way* way : t->ways_) {
       version.packed_share = std::min(version.packed_share, static_cast<float>(way->packed_share(version)));
     }
   }
   charge(table, version.nbytes);
-  if (version.trimmed) table.trimmed_bytes_ += version.nbytes;
+  if (version.trimmed) [[unlikely]] table.trimmed_bytes_ += version.nbytes;
   enlist(version);
   observers.note_made(version);
 }
 
 void Ledger::lose_tensor(Version& version) {
   const bool had = std::exchange(version.has_tensor, false);
-  if (had && version.table) version.table->count_unconstrained(-version.nbytes);
+  if (had && version.table) [[likely]] version.table->count_unconstrained(-version.nbytes);
 }
 
 void Ledger::expel(Version& version) {
   Table& table = *version.table;
   delist(version);
   if (version.has_tensor) table.count_unconstrained(-version.nbytes);
-  if (version.copied_by() != nullptr) discard_copy(version);
+  if (version.copied_by() != nullptr) [[unlikely]] discard_copy(version);
   if (version.has_bytes()) {
     discharge(table, version.nbytes);
     if (version.trimmed) table.trimmed_bytes_ -= version.nbytes;
@@ -214,7 +214,7 @@ bool Ledger::claim(Table& table, std::size_t nbytes) {
 void Ledger::charge(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     t->resident_bytes_ += nbytes;
-    if (t->shared && t->own_bytes() > t->counted) t->count(t->own_bytes());
+    if (t->shared && t->own_bytes() > t->counted) [[unlikely]] t->count(t->own_bytes());
   }
   table.note_peak(0);
 }
@@ -222,8 +222,8 @@ void Ledger::charge(Table& table, std::size_t nbytes) {
 void Ledger::discharge(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
     t->resident_bytes_ -= nbytes;
-    if (t->shared && giving_to != nullptr) t->count(t->counted - nbytes);
-    if (t->resident_bytes_ == 0) t->emptied();
+    if (t->shared && giving_to != nullptr) [[unlikely]] t->count(t->counted - nbytes);
+    if (t->resident_bytes_ == 0) [[unlikely]] t->emptied();
   }
 }
 
@@ -235,7 +235,7 @@ void Ledger::discharge(Table& table, std::size_t nbytes) {
 // be replayed and no queued replay is to read it. So a budget in which a program runs by a disk, or by replays,
 // is not too small because values were packed.
 void Ledger::note_copy(Version& version) {
-  if (version.copied_by() == nullptr) return;
+  if (version.copied_by() == nullptr) [[likely]] return;
   version.packed_bytes = version.copied_by()->bytes_here(version);
   if (!version.is_packed()) return;
   version.packed_share = static_cast<float>(version.packed_bytes) / static_cast<float>(version.nbytes);
@@ -297,15 +297,15 @@ void Ledger::stay(Version& version) {
 
 void Ledger::lose_bytes(Version& version, Journal::What how, Way* way) {
   require_invariant(version.is_readable(), "what loses its bytes has them");
-  if (way != nullptr) version.copied_by_ = way;
-  if (version.place() == Place::kLeaving) stop_moving(version);
+  if (way != nullptr) [[unlikely]] version.copied_by_ = way;
+  if (version.place() == Place::kLeaving) [[unlikely]] stop_moving(version);
   Table& table = *version.table;
   delist(version);
   note_copy(version);
   discharge(table, version.nbytes - std::min(version.nbytes, version.packed_bytes));
-  if (version.packed_bytes > version.nbytes) charge(table, version.packed_bytes - version.nbytes);
+  if (version.packed_bytes > version.nbytes) [[unlikely]] charge(table, version.packed_bytes - version.nbytes);
   observers.note(how, version);
-  if (std::exchange(version.trimmed, false)) table.trimmed_bytes_ -= version.nbytes;
+  if (std::exchange(version.trimmed, false)) [[unlikely]] table.trimmed_bytes_ -= version.nbytes;
   version.place_ = Place::kAway;
   expect_use(version);
   neighbourhood.note_change(version, /*came_back=*/false, foresees());
@@ -314,7 +314,7 @@ void Ledger::lose_bytes(Version& version, Journal::What how, Way* way) {
 // What has a copy and is away.
 void Ledger::expect_use(Version& version) {
   const bool is_known = version.next_use != kUnknown && version.next_use != kNever;
-  if (version.copied_by() != nullptr && is_known) expected_.insert(Use(version));
+  if (version.copied_by() != nullptr && is_known) [[unlikely]] expected_.insert(Use(version));
 }
 
 void Ledger::start_coming(Version& version) {

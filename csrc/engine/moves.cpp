@@ -40,7 +40,7 @@ void Moves::drop(Version& version) {
 }
 
 void Moves::note_gone(Version& version) {
-  if (version.copied_by() != nullptr) discard_copy(version);
+  if (version.copied_by() != nullptr) [[unlikely]] discard_copy(version);
   lose_bytes(version, Journal::What::kReleased);
 }
 

@@ -124,7 +124,7 @@ void Neighbourhood::make_sources_stale(const Version& version, bool came_back) {
   for (std::size_t i = 0; i < walk.size(); ++i) {
     for (const Input& input : walk[i].inputs) {
       const Version& source = *input.version;
-      if (source.is_candidate()) make_stale(source, came_back);
+      if (source.is_candidate()) [[unlikely]] make_stale(source, came_back);
       if (source.must_be_replayed() && walk.size() < kWalkCap) walk.visit(*source.producer);
     }
   }

@@ -9,18 +9,18 @@ void Observers::note_run(Table& level, double cost, double flops, std::size_t pe
     t->statistics.base_cost += cost;
     t->statistics.base_flops += flops;
   }
-  if (journal) journal->note_run(cost, peak);
+  if (journal) [[unlikely]] journal->note_run(cost, peak);
 }
 
 void Observers::note_call(const ObservedCall& call, Report& report) {
-  if (recorder) {
+  if (recorder) [[unlikely]] {
     recorder->note(call);
     if (recorder->is_too_long()) {
       recorder.reset();
       report.trace.reset();
     }
   }
-  if (journal) journal->note_reads(call);
+  if (journal) [[unlikely]] journal->note_reads(call);
   if (guide) guide->follow(call);
 }
 

@@ -57,7 +57,7 @@ class Observers {
 
   // ---- what else the program does ----------------------------------------------------------------
   void note(Trace::What what, const Version& version) {
-    if (recorder) recorder->note(what, version);
+    if (recorder) [[unlikely]] recorder->note(what, version);
   }
   void note_mark(const Version& version, const std::string& name) {
     if (recorder) recorder->note_mark(version, name);
@@ -72,10 +72,10 @@ class Observers {
 
   // ---- what becomes of a version, as the ledger has it --------------------------------------------
   void note_made(Version& version) {
-    if (journal) journal->note_made(version);
+    if (journal) [[unlikely]] journal->note_made(version);
   }
   void note(Journal::What what, const Version& version) {
-    if (journal) journal->note(what, version);
+    if (journal) [[unlikely]] journal->note(what, version);
   }
   void note_cut(const Version& version) {
     if (journal) journal->note_cut(version);

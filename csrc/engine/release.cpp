@@ -15,12 +15,12 @@ namespace rematfn {
 void Domain::release(Ref<Version> version, Ref<Table> level, Store::HoldBytes hold) {
   std::unique_ptr<Released> released;
   while (!lock_.try_lock()) {
-    if (!released) {
+    if (!released) [[likely]] {
       released = std::make_unique<Released>(hold(), std::move(version), std::move(level));
     }
-    if (lock_.leave(released.get())) return static_cast<void>(released.release());
+    if (lock_.leave(released.get())) [[likely]] return static_cast<void>(released.release());
   }
-  if (released) {
+  if (released) [[unlikely]] {
     const std::shared_ptr<Domain> alive = shared_from_this();
     bury_released(std::move(released));
     return unlock();
@@ -40,9 +40,9 @@ void Domain::bury_released(std::unique_ptr<Released> released) {
 void Domain::unlock() {
   std::shared_ptr<Domain> alive;
   for (;;) {
-    if (!lock_.is_nested()) std::ranges::for_each(sharing, &Table::settle);
+    if (!lock_.is_nested()) [[likely]] std::ranges::for_each(sharing, &Table::settle);
     Released* released = lock_.unlock();
-    if (released == nullptr) return;
+    if (released == nullptr) [[likely]] return;
     if (!alive) alive = shared_from_this();
     while (released != nullptr) {
       Released* next = released->next;

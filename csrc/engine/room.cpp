@@ -9,9 +9,9 @@ namespace rematfn {
 
 void Room::make_room(Table& table, std::size_t nbytes) {
   for (Table* t = &table; t != nullptr; t = t->enclosing.get()) {
-    if (t->budget == kNoBudget) continue;
+    if (t->budget == kNoBudget) [[unlikely]] continue;
     const std::size_t rounded = t->rounded_up();
-    if (t->shared ? claim(*t, nbytes) : t->used_bytes() + nbytes + rounded <= t->budget) continue;
+    if (t->shared ? claim(*t, nbytes) : t->used_bytes() + nbytes + rounded <= t->budget) [[likely]] continue;
     list_candidates();
     if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.

@@ -18,7 +18,7 @@ void Step::run() {
   domain_.thrash.enter(nature_.backward);
   domain_.clock += domain_.observers.note_next();
   before_ = domain_.clock;
-  if (Journal* const journal = domain_.observers.journal.get()) {
+  if (Journal* const journal = domain_.observers.journal.get()) [[unlikely]] {
     journal->begin(operator_name(), site(), nature_.backward);
   }
   if (is_metered_) {
@@ -31,7 +31,7 @@ void Step::run() {
   try {
     if (writes_) save_what_is_overwritten();
     bring_back();
-    if (is_recorded_) {
+    if (is_recorded_) [[likely]] {
       operation_ = make_operation();
       operation_->table = Ref<Table>(&level_);
       operation_->order = domain_.next_order++;
@@ -57,9 +57,9 @@ void Step::finish() {
   if (domain_.is_moving()) domain_.note_arrivals();
   if (is_bounded_) domain_.make_room(level_, 0);
   for (Table* t = &level_; t != nullptr; t = t->enclosing.get()) {
-    if (t->policy.evict_everything) domain_.evictor.evict_all(*t);
+    if (t->policy.evict_everything) [[unlikely]] domain_.evictor.evict_all(*t);
   }
-  if (level_.has_copies()) leave_early();
+  if (level_.has_copies()) [[unlikely]] leave_early();
 }
 
 // See Note [A version goes by a way], Rule 6
@@ -89,13 +89,13 @@ void Step::require_room() {
     const std::size_t inputs = inputs_in_.emplace_back(input_bytes_in(*t));
     const std::size_t needed = inputs + need_.certain_bytes;
     note_need(*t, needed);
-    if (!t->enclosing && domain_.observers.journal) domain_.observers.journal->note_need(needed);
-    if (needed > t->budget && !t->give_way(needed, granted_)) throw NoRoom{t, needed, inputs};
+    if (!t->enclosing && domain_.observers.journal) [[unlikely]] domain_.observers.journal->note_need(needed);
+    if (needed > t->budget && !t->give_way(needed, granted_)) [[unlikely]] throw NoRoom{t, needed, inputs};
   }
 }
 
 void Step::note_need(Table& table, std::size_t nbytes) const {
-  if (nbytes <= table.statistics.min_budget) return;
+  if (nbytes <= table.statistics.min_budget) [[likely]] return;
   table.statistics.min_budget = nbytes;
   table.report->neediest = operator_name();
 }
@@ -115,7 +115,7 @@ std::size_t Step::input_bytes_in(const Table& table) const {
 // See Note [Statistics are written aside]
 void Step::count_inputs() {
   inputs_ = operands_.size();
-  if (!nature_.writes_aside) return;
+  if (!nature_.writes_aside) [[likely]] return;
   const auto is_aside = [](const Operand& operand) {
     return operand.written && (operand.version == nullptr || !operand.version->table);
   };
@@ -184,11 +184,11 @@ void Step::bring_back() {
   bool is_missing = false;
   for (const Operand& operand : operands_) {
     if (operand.home == nullptr) continue;
-    if (operand.version->place() == Place::kComing) domain_.let_come(*operand.version);
+    if (operand.version->place() == Place::kComing) [[unlikely]] domain_.let_come(*operand.version);
     is_missing |= !operand.version->is_here();
   }
-  if (level_.enclosing && domain_.observers.guide) domain_.observers.guide->leave_schedule();
-  if (is_missing || domain_.observers.has_replays_due()) {
+  if (level_.enclosing && domain_.observers.guide) [[unlikely]] domain_.observers.guide->leave_schedule();
+  if (is_missing || domain_.observers.has_replays_due()) [[unlikely]] {
     std::vector<Version*> wanted;
     for (const Operand& operand : operands_) {
       if (operand.home != nullptr) wanted.push_back(operand.version);
@@ -229,13 +229,13 @@ void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
   const double cost = observers.note_taken(taken.cost, taken.output_bytes, domain_.spent(), domain_.copying);
   domain_.clock += cost;
   domain_.thrash.note_operator(cost);
-  if (operation_) {
+  if (operation_) [[likely]] {
     operation_->cost = cost;
     operation_->flops = taken.flops;
     operation_->output_bytes = taken.output_bytes;
     operation_->scratch_bytes = taken.scratch_bytes;
   }
-  if (observers.journal) observers.journal->note_need(inputs_in_.back() + peak_bytes);
+  if (observers.journal) [[unlikely]] observers.journal->note_need(inputs_in_.back() + peak_bytes);
   observers.note_run(level_, cost, taken.flops, peak_bytes);
   if (observers.see_calls()) observe(taken);
   for (const Operand& operand : operands_) {
@@ -248,7 +248,7 @@ void Step::account(const CallFacts& taken, std::size_t peak_bytes) {
 // What the operator reads or overwrites, if that is to be written down: null if it neither counts nor is
 // replayed from. Which operators are recorded differs from call to call.
 Ref<Version> Step::observed(std::size_t operand) {
-  if (operation_ && operand < operation_->inputs.size()) return operation_->inputs[operand].version;
+  if (operation_ && operand < operation_->inputs.size()) [[likely]] return operation_->inputs[operand].version;
   if (operands_[operand].version != nullptr) return Ref<Version>(operands_[operand].version);
   const auto found = std::ranges::find(overwritten_, operand, [](const auto& o) { return o.first; });
   if (found != overwritten_.end()) return found->second;
@@ -282,7 +282,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
   contents.backward = nature_.backward;
   contents.communicated = nature_.communicated;
   contents.kept = level_.policy.keeping.unmarked(nature_.work, nature_.backward);
-  if (over == kFresh) return static_cast<bool>(operation_);
+  if (over == kFresh) [[likely]] return static_cast<bool>(operation_);
   Version& old = *operands_[over].version;
   contents.consumed = old.consumed;
   contents.addressed |= old.addressed;  // the bytes lie where they lay
@@ -301,7 +301,7 @@ bool Step::begin(Version& contents, std::int32_t over) {
 }
 
 void Step::admit(const Ref<Version>& contents, std::int32_t over) {
-  if (over == kFresh) {
+  if (over == kFresh) [[likely]] {
     domain_.admit(level_, *contents);
   } else {
     Table* home = operands_[over].home;

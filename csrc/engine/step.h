@@ -79,7 +79,7 @@ class Step {
 
   Step(Domain& domain, Table& level);
   ~Step() {
-    if (!pinned_.empty()) unpin_all();
+    if (!pinned_.empty()) [[unlikely]] unpin_all();
   }
 
   // From what is foreseen to the results. Throws NoRoom before the operator runs.

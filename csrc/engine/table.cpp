@@ -13,7 +13,7 @@ void Batch::add(Version& version) {
 }
 
 void Batch::remove(Version& version) {
-  if (version.batch_slot == kNoSlot) return;
+  if (version.batch_slot == kNoSlot) [[likely]] return;
   versions[version.batch_slot] = nullptr;
   version.batch_slot = kNoSlot;
 }
@@ -35,7 +35,7 @@ void Recent::add(Version& version, double due) {
 }
 
 void Recent::remove(Version& version) {
-  if (version.recent_slot == kNoSlot) return;
+  if (version.recent_slot == kNoSlot) [[likely]] return;
   versions.back()->recent_slot = version.recent_slot;
   versions[version.recent_slot] = versions.back();
   versions.pop_back();
@@ -152,7 +152,7 @@ bool is_within(const Table* table, const Table& whole) {
 void make_stale(const Version& version, bool lower) {
   Candidate& c = version.table->candidates[version.slot];
   c.stale = true;
-  if (!lower) return;
+  if (!lower) [[likely]] return;
   c.ancestors = 0;
   c.next_use = version.next_use;
 }

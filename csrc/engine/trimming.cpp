@@ -49,7 +49,7 @@ static bool has_ancestors(Walks& walks, const Version& version, std::size_t coun
 }
 
 void Ledger::trim_if_long() {
-  if (live_operations <= trims_beyond_) return;
+  if (live_operations <= trims_beyond_) [[likely]] return;
   TrimGoal goal{live_operations - most_operations_ / 2, {}};
   trim(*root, goal);
   trims_beyond_ = std::max(most_operations_, live_operations + live_operations / 4);  // Rule 3

@@ -23,8 +23,8 @@ Asked::Asked(std::size_t nbytes) : nbytes_(nbytes) {
 }
 
 Asked::~Asked() {
-  if (meter_ != nullptr) meter_->freed(nbytes_);
-  if (beside_) beside_->subtract(nbytes_);
+  if (meter_ != nullptr) [[unlikely]] meter_->freed(nbytes_);
+  if (beside_) [[unlikely]] beside_->subtract(nbytes_);
 }
 
 void Asked::granted() {
@@ -54,7 +54,7 @@ void Asked::count_if_unrecorded() {
 }
 
 void stop_counting(const Pages::Label& label) {
-  if (label.owner == nullptr) return;
+  if (label.owner == nullptr) [[likely]] return;
   const auto counter = c10::intrusive_ptr<UnrecordedBytes>::reclaim(
       static_cast<UnrecordedBytes*>(label.owner));
   counter->subtract(label.nbytes);

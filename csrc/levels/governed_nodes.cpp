@@ -98,10 +98,10 @@ class GovernedPostHook final : public PostAccumulateGradHook {
 }  // namespace
 
 Level* level_of_running_node(const GraphNode* node) {
-  if (!c10::impl::tls_is_dispatch_key_included(kLevelKey)) return nullptr;
+  if (!c10::impl::tls_is_dispatch_key_included(kLevelKey)) [[unlikely]] return nullptr;
   const Governor* now = governor();
   if (now == nullptr || !now->level) return nullptr;
-  if (node == nullptr || (node->sequence_nr() == kAccumulator && node != now->node)) return nullptr;
+  if (node == nullptr || (node->sequence_nr() == kAccumulator && node != now->node)) [[unlikely]] return nullptr;
   return &now->level->level();
 }
 

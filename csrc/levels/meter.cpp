@@ -29,7 +29,7 @@ void Meter::add(std::int64_t nbytes) {
 // See Note [Scratch is made room for as it is asked for]
 void Meter::allocated(std::size_t nbytes) {
   const std::int64_t live = live_ + static_cast<std::int64_t>(nbytes);
-  if (live > granted_) {
+  if (live > granted_) [[unlikely]] {
     running_meter = nullptr;  // what eviction frees is not the operator's
     const auto put_back = c10::make_scope_exit([&] { running_meter = this; });
     try {

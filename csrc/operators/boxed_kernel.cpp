@@ -150,12 +150,12 @@ void govern(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
 
 void govern(Invocation& invocation) {
   const BelowLevels below;
-  if (registrations.any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  if (registrations.any_pending.load(std::memory_order_relaxed)) [[unlikely]] register_new_operators();
   FoundTensors found;
   ArgumentKind kind = find_tensors(invocation, found);
   find_writes(invocation, found);
   // See Note [Who waits for other ranks holds no lock]
-  if (invocation.facts.waits_for_ranks && kind != ArgumentKind::kAbstract && !DomainLock::is_held()) {
+  if (invocation.facts.waits_for_ranks && kind != ArgumentKind::kAbstract && !DomainLock::is_held()) [[unlikely]] {
     invocation.run_below();
     if (!invocation.facts.ends_work) return;
   }
@@ -163,10 +163,12 @@ void govern(Invocation& invocation) {
     // See Note [Another thread may seal a tensor]
     const FoundDomain domain = find_domain(found);
     // See Note [What is stored away outlives what it was made of]
-    if (domain.domain != nullptr && !DomainLock::is_held()) save_for_readers(invocation, found, domain.domain);
+    if (domain.domain != nullptr && !DomainLock::is_held()) [[likely]] {
+      save_for_readers(invocation, found, domain.domain);
+    }
     std::optional<DomainLock> lock;
-    if (domain.domain != nullptr) lock.emplace(*domain.domain);
-    if (Level* level = find_level(invocation, domain, found, kind)) {
+    if (domain.domain != nullptr) [[likely]] lock.emplace(*domain.domain);
+    if (Level* level = find_level(invocation, domain, found, kind)) [[likely]] {
       LevelCall(invocation, *level, found, kind == ArgumentKind::kOpaque, domain.node).run();
       return;
     }
@@ -181,14 +183,14 @@ void govern(Invocation& invocation) {
 
 at::Tensor govern_view(const at::Tensor& base, c10::function_ref<at::Tensor()> run_below) {
   const BelowLevels below;
-  if (registrations.any_pending.load(std::memory_order_relaxed)) register_new_operators();
+  if (registrations.any_pending.load(std::memory_order_relaxed)) [[unlikely]] register_new_operators();
   FoundTensors found;
   add(found, *base.unsafeGetTensorImpl(), /*position=*/0, /*index=*/-1);
   const FoundDomain domain = find_domain(found);
   std::optional<DomainLock> lock;
-  if (domain.domain != nullptr) lock.emplace(*domain.domain);
+  if (domain.domain != nullptr) [[likely]] lock.emplace(*domain.domain);
   Level* level = innermost_level(domain, found);
-  if (level == nullptr) {
+  if (level == nullptr) [[unlikely]] {
     lock.reset();
     return run_below();
   }

@@ -39,7 +39,7 @@ void Call::take_input(Ref<Version> version) {
 void Call::add_result(Version& version, OutputPlace place, const at::Tensor* result) {
   add_output(version);
   places.push_back(place);
-  if (result == nullptr) return;
+  if (result == nullptr) [[likely]] return;
   if (!fingerprints) fingerprints = std::make_unique<std::vector<std::optional<std::uint64_t>>>();
   fingerprints->resize(places.size());
   fingerprints->back() = fingerprint_of(*result);

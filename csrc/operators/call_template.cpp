@@ -132,7 +132,7 @@ void CallTemplate::take_tensor(const FoundTensor& found, std::int32_t same_as) {
 bool CallTemplate::fits(const Invocation& invocation, const FoundTensors& found,
                         const Settings& now) const {
   if (keys != invocation.keys || tensors.size() != found.size() || &settings != &now ||
-      grad_mode != c10::GradMode::is_enabled()) {
+      grad_mode != c10::GradMode::is_enabled()) [[unlikely]] {
     return false;
   }
   const std::int64_t* place = geometry.data();
@@ -225,12 +225,13 @@ CallTemplates& CallTemplates::of(TensorDomain& domain) {
 
 Ref<CallTemplate> CallTemplates::of(const Invocation& invocation, const FoundTensors& found) {
   // See Note [Operators are known by an address]
-  if (const std::uint64_t current = operator_generation(); current != generation_) {
+  if (const std::uint64_t current = operator_generation(); current != generation_) [[unlikely]] {
     clear();
     generation_ = current;
   }
   const Settings& now = Settings::present();
-  if (last_ && last_->next && last_->next->op == invocation.op && last_->next->fits(invocation, found, now)) {
+  if (last_ && last_->next && last_->next->op == invocation.op && last_->next->fits(invocation, found, now))
+    [[likely]] {
     return last_ = last_->next;
   }
   Latest& latest = by_operator_[&invocation.op.schema()];

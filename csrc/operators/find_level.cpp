@@ -113,15 +113,15 @@ FoundDomain find_domain(const FoundTensors& found) {
   FoundDomain ours;
   ours.node = running_node();
   ours.level = level_of_thread(ours.node);
-  if (ours.level != nullptr) ours.domain = ours.level->domain.get();
+  if (ours.level != nullptr) [[likely]] ours.domain = ours.level->domain.get();
   for (const FoundTensor& f : found) {
     std::shared_ptr<Domain> theirs;
     if (has_level_key(*f.tensor)) {
-      if (ours.domain != nullptr && is_of(*ours.domain, *f.tensor)) continue;
+      if (ours.domain != nullptr && is_of(*ours.domain, *f.tensor)) [[likely]] continue;
       theirs = domain_of(*f.tensor);
     }
     if (!theirs && adopt(*f.tensor) != nullptr) theirs = domain_of(*f.tensor);
-    if (!theirs || theirs.get() == ours.domain) continue;
+    if (!theirs || theirs.get() == ours.domain) [[likely]] continue;
     if (ours.domain == nullptr) {
       ours.domain = theirs.get();
       ours.alive = std::move(theirs);
@@ -150,10 +150,12 @@ Level* innermost_level(const FoundDomain& domain, FoundTensors& found) {
 }
 
 Level* find_level(Invocation& invocation, const FoundDomain& domain, FoundTensors& found, ArgumentKind& kind) {
-  if (kind != ArgumentKind::kPlain && domain.level != nullptr) find_storages(invocation, *domain.level, found);
+  if (kind != ArgumentKind::kPlain && domain.level != nullptr) [[unlikely]] {
+    find_storages(invocation, *domain.level, found);
+  }
   Level* level = innermost_level(domain, found);
   const auto is_ours = [](const FoundTensor& f) { return f.cell != nullptr; };
-  if (kind != ArgumentKind::kAbstract) return level;
+  if (kind != ArgumentKind::kAbstract) [[likely]] return level;
   if (std::none_of(found.begin(), found.end(), is_ours)) return nullptr;
   kind = ArgumentKind::kOpaque;
   return level;

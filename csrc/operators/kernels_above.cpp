@@ -283,7 +283,7 @@ void register_kernels_above() {
 }
 
 void hold_if_asked(const Ref<TensorVersion>& version, caffe2::TypeMeta dtype) {
-  if (innermost_scope != nullptr && innermost_scope->wants(dtype)) innermost_scope->hold(version);
+  if (innermost_scope != nullptr && innermost_scope->wants(dtype)) [[unlikely]] innermost_scope->hold(version);
 }
 
 }  // namespace rematfn

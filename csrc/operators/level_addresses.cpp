@@ -45,7 +45,7 @@ void LevelCall::note_communicated(bool communicated) {
 // nothing if the gradient was evicted after the node's last operator. We cannot step in between. So what
 // is made while such a node runs is kept, if somebody has a hook behind it.
 void keep_for_hooks(const torch::autograd::Node* node, c10::ArrayRef<c10::IValue> results) {
-  if (node == nullptr || node->post_hooks().empty() || node->sequence_nr() != kAccumulator) return;
+  if (node == nullptr || node->post_hooks().empty() || node->sequence_nr() != kAccumulator) [[likely]] return;
   keep_bytes(tensors_in(results), "a hook of a leaf", /*addressed=*/true);
 }
 
@@ -55,7 +55,7 @@ void LevelCall::prepare() {
     if (f.cell == nullptr || (f.written && facts_.overwrites)) continue;
     TensorVersion& version = *f.cell->version;
     const bool filled = std::exchange(version.raw, false);
-    if (filled || version.was_written_by_array()) keep_contents(domain_, version);
+    if (filled || version.was_written_by_array()) [[unlikely]] keep_contents(domain_, version);
   }
 }
 

@@ -53,7 +53,7 @@ bool has_node(const FoundTensors& found) {
 std::uint32_t note_operator(Level& level, const FoundTensors& found) {
   TensorDomain& domain = level.tensor_domain();
   const std::uint64_t thread = at::RecordFunction::currentThreadId();
-  if (thread != level.last_thread) level.enter_thread(thread, has_node(found));
+  if (thread != level.last_thread) [[unlikely]] level.enter_thread(thread, has_node(found));
   for (const FoundTensor& f : found) {
     if (level.active && f.cell == nullptr && is_leaf_with_gradient(*f.tensor)) note_leaf(level, *f.tensor);
   }
@@ -91,7 +91,7 @@ LevelCall::LevelCall(Invocation& invocation, Level& level, FoundTensors& found, 
 
 void LevelCall::run() {
   std::unique_lock<std::recursive_mutex> turn;
-  if (facts_.draws_random) turn = take_random_turn(domain_);
+  if (facts_.draws_random) [[unlikely]] turn = take_random_turn(domain_);
   operands_.resize(found_.size());
   for (std::size_t i = 0; i < found_.size(); ++i) {
     const FoundTensor& f = found_[i];
@@ -103,9 +103,9 @@ void LevelCall::run() {
     enter_stream(f.tensor->device());
   }
   if (on_accelerator_) note_accelerator(accelerator());
-  if (facts_.draws_random && nature_.replayable) enter_stream_of_generator();
+  if (facts_.draws_random && nature_.replayable) [[unlikely]] enter_stream_of_generator();
   if (!on_accelerator_ && domain_.streams.any()) domain_.streams.see_captures();
-  if (domain_.streams.is_captured()) enter_capture();
+  if (domain_.streams.is_captured()) [[unlikely]] enter_capture();
   count_inputs();
   saver_ = note_operator(level_, found_);
   domain_.bury_unreported(/*at_once=*/false);
@@ -113,7 +113,7 @@ void LevelCall::run() {
   try {
     if (is_metered_) notice_unrecorded(level_);
     if (is_bounded_) stop_if_thrashing(level_);
-    if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) {
+    if (facts_.is_view || facts_.announces_address || facts_.changes_metadata) [[unlikely]] {
       pass();
       give_away_parts();
       return keep_for_hooks(node_, results());
@@ -285,19 +285,19 @@ void LevelCall::take_inputs() {
     if (!version && f.tensor->is_wrapped_number()) version = number_version(*f.tensor);
     if (!version) {
       version = domain_.outside.version_of(*f.tensor, !facts_.reads_shapes_only);
-    } else if (f.cell != nullptr && f.cell->version->outside != nullptr) {
+    } else if (f.cell != nullptr && f.cell->version->outside != nullptr) [[unlikely]] {
       domain_.outside.note_read(*f.cell->version, *f.tensor);
     }
     call().take_input(std::move(version));
     auto& input = static_cast<TensorVersion&>(*call().inputs[i].version);
-    if (input.readings) input.note_reader(call(), i);
+    if (input.readings) [[unlikely]] input.note_reader(call(), i);
   }
-  if (!facts_.draws_random) return;
+  if (!facts_.draws_random) [[likely]] return;
   call().random = std::make_shared<const RandomState>(generator());
 }
 
 void LevelCall::run_kernel() {
-  if (facts_.communicates) {
+  if (facts_.communicates) [[unlikely]] {
     keep_arguments();
     note_communicated(true);
   }
@@ -320,12 +320,12 @@ void LevelCall::run_kernel() {
     throw;
   }
   // See Note [What found no memory may have taken another way]
-  if (failed != failed_allocations()) operation_.reset();
+  if (failed != failed_allocations()) [[unlikely]] operation_.reset();
   // See Note [A thread takes over torch's number of threads]
   if (operation_ && !call().call_template->settings.has_threads()) {
     call().call_template = Ref<CallTemplate>(new CallTemplate(*call().call_template));
   }
-  if (facts_.ends_work) note_communicated(false);
+  if (facts_.ends_work) [[unlikely]] note_communicated(false);
 }
 
 void LevelCall::run_measured() {
@@ -335,7 +335,7 @@ void LevelCall::run_measured() {
   if (is_timed_there) begun = begin_to_time();
   const auto start = level_.timed ? std::chrono::steady_clock::now()
                                   : std::chrono::steady_clock::time_point();
-  if (!facts_.is_view) {
+  if (!facts_.is_view) [[likely]] {
     // Without a budget it is counted, and may have what it likes.
     const auto refused = [&](const NoRoom& why, std::size_t asked) { refuse(why, asked); };
     const Meter meter(level_, is_metered_ ? granted_ : kNoBudget / 2, refused);

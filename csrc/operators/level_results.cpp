@@ -46,7 +46,7 @@ bool put_handle_on(c10::TensorImpl& tensor, const FoundTensors& found) {
 // output aliases an argument is read off the storage, never off the schema.
 // See Note [Which key we borrow]: view kernels copy the key, not the handle.
 void LevelCall::sort_results() {
-  if (facts_.changes_metadata) {
+  if (facts_.changes_metadata) [[unlikely]] {
     // `x.set_(y)` moved x to y's storage: it is a tensor of y's cell now, or of none.
     for (const FoundTensor& f : found_) {
       if (!put_handle_on(*f.tensor, found_) && f.cell != nullptr) detach(*f.tensor);
@@ -73,7 +73,7 @@ void LevelCall::sort_results() {
 // Level tensors that have become parts of a result. The last step: with its part an argument's cell
 // may go. See Note [Kernels above a level]
 void LevelCall::give_away_parts() {
-  if (!has_parts_) return;
+  if (!has_parts_) [[likely]] return;
   if (has_objects_ && !facts_.communicates) {
     for (const FoundTensor& f : found_) {
       if (Cell* cell = cell_of(*f.tensor)) give_away(*cell, *f.tensor);
@@ -136,14 +136,14 @@ void LevelCall::take_results() {
            .output_bytes = output_bytes_,
            .scratch_bytes = scratch_bytes},
           peak_);
-  if (operation_) operation_->scratch_bytes += call().bytes_aside();
+  if (operation_) [[likely]] operation_->scratch_bytes += call().bytes_aside();
   for (std::size_t i = 0; writes_ && i < found_.size(); ++i) {
     if (found_[i].written && found_[i].cell != nullptr) record_write(i);
   }
   for (const FoundTensor& fresh : fresh_) {  // See Note [Some tensors are objects]
     // Somebody else's storage: an operator handed out a tensor that it keeps.
     const bool is_shared = holders_of(*fresh.storage) != owners(fresh);
-    if (!is_shared && !is_object(*fresh.storage)) record_fresh(fresh);
+    if (!is_shared && !is_object(*fresh.storage)) [[likely]] record_fresh(fresh);
   }
   const std::size_t took = output_bytes_ + scratch_bytes;
   if (is_metered_ && took >= need_.certain_bytes && took != need_.likely_bytes) footprint_of(footprint_key()).nbytes = took;
@@ -203,7 +203,7 @@ void LevelCall::note_failed_write() {
 void LevelCall::record_fresh(const FoundTensor& fresh) {
   c10::TensorImpl& tensor = *fresh.tensor;
   for (const FoundTensor& earlier : fresh_) {
-    if (earlier.tensor == &tensor) break;
+    if (earlier.tensor == &tensor) [[likely]] break;
     if (earlier.storage != fresh.storage) continue;
     attach(tensor, c10::intrusive_ptr<Cell>::reclaim_copy(cell_of(*earlier.tensor)));
     return;
@@ -213,11 +213,11 @@ void LevelCall::record_fresh(const FoundTensor& fresh) {
   contents->capture.side = domain_.side_of_captures(tensor.device());
   const bool replayable = begin(*contents, kFresh);
   contents->savers.add(saver_);
-  if (replayable && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) {
+  if (replayable && level_.verify && facts_.leaves_raw && !fills_uninitialised_memory()) [[unlikely]] {
     fill_with_zeros(tensor.storage());
     call().gives_zeros = true;
   }
-  if (replayable) record_result(*contents, {fresh.position, fresh.index, false}, tensor);
+  if (replayable) [[likely]] record_result(*contents, {fresh.position, fresh.index, false}, tensor);
   attach(tensor, make_cell(level_, contents, tensor.storage()));
   admit(contents, kFresh);
   hold_if_asked(contents, tensor.dtype());
@@ -227,7 +227,7 @@ void LevelCall::record_result(TensorVersion& contents, OutputPlace place,
                               c10::TensorImpl& tensor) {
   const bool specified =
       (facts_.unspecified & (place.written ? ~0U : 1U << place.position)) == 0;
-  if (!level_.verify || !specified) return call().add_result(contents, place, nullptr);
+  if (!level_.verify || !specified) [[likely]] return call().add_result(contents, place, nullptr);
   const at::Tensor result(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&tensor));
   call().add_result(contents, place, &result);
 }

@@ -94,7 +94,7 @@ void watch_writes(const c10::OperatorHandle& op) {
 
 void save_for_readers(const Invocation& invocation, const FoundTensors& found, const Domain* ours) {
   for (const FoundTensor& f : found) {
-    if (!f.written || (ours != nullptr && has_level_key(*f.tensor))) continue;
+    if (!f.written || (ours != nullptr && has_level_key(*f.tensor))) [[likely]] continue;
     const std::uint32_t bumps = bumps_so_far(invocation, found, *f.storage);
     for_each_live_domain([&](TensorDomain& domain) {
       if (ours != nullptr) return save_or_forget_in(domain, *f.storage, invocation.facts, bumps);

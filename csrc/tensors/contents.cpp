@@ -95,11 +95,11 @@ bool Readings::agrees(std::uint64_t operation, std::size_t input, const c10::Sto
 Contents::Contents(const c10::Storage& storage) : address_(storage.data()) {}
 
 void Contents::note_read(const c10::TensorImpl& tensor) {
-  if (samples_.size() == kMostViews) return;
+  if (samples_.size() == kMostViews) [[unlikely]] return;
   const View view = View::of(tensor);
   const std::uint64_t key = view.key();
   if (sample_of(key) != nullptr) return;
-  if (const auto bits = sample(tensor.unsafe_storage(), view)) samples_.push_back({key, *bits});
+  if (const auto bits = sample(tensor.unsafe_storage(), view)) [[likely]] samples_.push_back({key, *bits});
 }
 
 const Contents::Sample* Contents::sample_of(std::uint64_t view) const {

@@ -19,16 +19,16 @@ Unwrapper the_unwrapper = nullptr;
 }  // namespace
 
 std::optional<at::Tensor> unwrap_once(const at::Tensor& tensor) {
-  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) return wrapper->value();
+  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) [[unlikely]] return wrapper->value();
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) return batched->value();
-  if (at::functionalization::impl::isFunctionalTensor(tensor)) {
+  if (at::functionalization::impl::isFunctionalTensor(tensor)) [[unlikely]] {
     return at::functionalization::impl::unsafeGetFunctionalWrapper(tensor)->value();
   }
   return std::nullopt;
 }
 
 std::vector<at::Tensor> held_by_subclass(const at::Tensor& tensor) {
-  if (the_unwrapper == nullptr || !tensor.key_set().has(c10::DispatchKey::Python)) return {};
+  if (the_unwrapper == nullptr || !tensor.key_set().has(c10::DispatchKey::Python)) [[likely]] return {};
   return the_unwrapper(tensor);
 }
 
@@ -41,7 +41,7 @@ void for_each_part(const at::Tensor& tensor, const std::function<void(const at::
                                             c10::DispatchKey::NestedTensor,
                                             c10::DispatchKey::Quantized});
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (!impl->key_set().has_any(kHaveParts)) return;
+  if (!impl->key_set().has_any(kHaveParts)) [[likely]] return;
   // Others may have these keys: wrappers, and the jagged tensors of Python's.
   if (const auto* sparse = dynamic_cast<at::SparseTensorImpl*>(impl)) {
     visit(sparse->indices());
@@ -69,7 +69,7 @@ void for_each_innermost(const at::Tensor& tensor,
   const at::Tensor inner = innermost(tensor);
   const std::vector<at::Tensor> held = held_by_subclass(inner);
   for (const at::Tensor& part : held) for_each_innermost(part, visit);
-  if (!held.empty()) return;
+  if (!held.empty()) [[unlikely]] return;
   visit(inner);
   for_each_part(inner, visit);
 }

@@ -48,7 +48,7 @@ Cell::Cell(Table& owner, Ref<TensorVersion> contents, const c10::Storage& bytes)
 c10::intrusive_ptr<Cell> make_cell(Table& level, Ref<TensorVersion> version,
                                    const c10::Storage& storage) {
   auto cell = c10::make_intrusive<Cell>(level, std::move(version), storage);
-  if (cell->version->outside == nullptr) cell->version->enter(cell);
+  if (cell->version->outside == nullptr) [[likely]] cell->version->enter(cell);
   return cell;
 }
 
@@ -78,7 +78,7 @@ bool are_arguments_shown() {
 // See Note [A profiler keeps tensors from dying]
 void TensorDomain::bury_unreported(bool at_once) {
   constexpr std::size_t kLookedAt = 512;  // for an operator, on average
-  if (!are_arguments_shown()) return;
+  if (!are_arguments_shown()) [[likely]] return;
   if (!at_once && ++operators_since_look_ * kLookedAt < looked_at_) return;
   operators_since_look_ = looked_at_ = 0;
   std::vector<c10::intrusive_ptr<Cell>> dead;
@@ -122,7 +122,7 @@ void attach(c10::TensorImpl& tensor, c10::intrusive_ptr<Cell> cell) {
   // What it had is released when the lock is free: a cell that dies takes the domain's.
   const c10::intrusive_ptr<c10::BackendMeta> before = tensor.get_backend_meta_intrusive_ptr();
   const std::lock_guard guard(handle_lock);
-  if (before.get() != cell.get()) tensor.set_backend_meta(std::move(cell));
+  if (before.get() != cell.get()) [[likely]] tensor.set_backend_meta(std::move(cell));
   set_keys(tensor, keys_of(tensor).add(kLevelKey));
 }
 

@@ -163,7 +163,7 @@ struct TensorOperation : Operation {
 class HandleLock {
  public:
   void lock() {
-    while (held_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    while (held_.test_and_set(std::memory_order_acquire)) [[unlikely]] std::this_thread::yield();
   }
   void unlock() { held_.clear(std::memory_order_release); }
 

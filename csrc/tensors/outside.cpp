@@ -177,7 +177,7 @@ void OutsideContents::take_name(TensorVersion& version) {
 
 void OutsideContents::note_counter(TensorVersion& version, c10::TensorImpl& tensor) {
   drop_counter(version);
-  if (tensor.is_inference()) return;
+  if (tensor.is_inference()) [[unlikely]] return;
   version.counter = tensor.version_counter();
   version.counted = version.counter.current_version();
   by_counter_.emplace(address_of(version.counter), &version);
@@ -206,7 +206,7 @@ void OutsideContents::expect_move(const c10::TensorImpl& tensor) {
 }
 
 void OutsideContents::note_bumps() {
-  if (bumped_.empty()) return;
+  if (bumped_.empty()) [[likely]] return;
   for (const Ref<TensorVersion>& version : std::exchange(bumped_, {})) {
     if (version->counter.enabled()) version->counted = version->counter.current_version();
   }

@@ -76,7 +76,7 @@ class OutsideContents {
   // See Note [What the program drops beside operators]
   void release_dropped_at_times(bool is_bounded) {
     constexpr std::size_t kFew = std::size_t{256} << 10;
-    if (read_since_ > held_ / 4 + kFew) release_dropped(/*weighs=*/is_bounded);
+    if (read_since_ > held_ / 4 + kFew) [[unlikely]] release_dropped(/*weighs=*/is_bounded);
   }
   void release_dropped(bool weighs);
   // `version`, whose storage is its own, is from outside from now on.

@@ -62,13 +62,13 @@ Savers::Savers()
 // See Note [What autograd may have saved]
 std::uint32_t Savers::now(TensorDomain& domain, std::uint64_t thread) {
   const bool records = c10::GradMode::is_enabled();
-  if (thread != thread_) {
+  if (thread != thread_) [[unlikely]] {
     return records || torch::autograd::get_current_graph_task_id() < 0 ? kAnybody : 0;  // Rule 2
   }
   const std::uint32_t latest = latest_node();
   if (records) return seen_ = latest;  // Rule 4
   see_backward(domain, latest);
-  if (latest != seen_ || is_packing()) return latest;
+  if (latest != seen_ || is_packing()) [[unlikely]] return latest;
   return 0;  // Rule 1
 }
 
@@ -83,7 +83,7 @@ void Savers::note_backward(TensorDomain& domain) {
 
 void Savers::see_backward(TensorDomain& domain, std::uint32_t latest) {
   const int backward = torch::autograd::get_current_graph_task_id();
-  if (backward == backward_) return;
+  if (backward == backward_) [[likely]] return;
   backward_ = backward;
   if (backward >= 0) enter_backward(domain, latest);
 }

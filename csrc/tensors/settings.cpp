@@ -205,10 +205,10 @@ const Settings& Settings::present() {
   for (;;) {
     const std::uint32_t changes = settings_changes.load(std::memory_order_acquire);
     const Settings* settings = latest;
-    if (settings == nullptr || !settings->are_present()) settings = latest = &find_present();
+    if (settings == nullptr || !settings->are_present()) [[unlikely]] settings = latest = &find_present();
     if (changed_here > 0) return *settings;
-    if (are_changing(changes)) seen_by_others = true;
-    if (settings_changes.load() == changes) return *settings;
+    if (are_changing(changes)) [[unlikely]] seen_by_others = true;
+    if (settings_changes.load() == changes) [[likely]] return *settings;
   }
 }
 

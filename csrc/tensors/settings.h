@@ -136,7 +136,7 @@ extern std::atomic<std::uint32_t> settings_changes;
 void note_seen_by_thread();
 // A tensor is allocated on this thread.
 inline void note_allocation() {
-  if ((settings_changes.load(std::memory_order_relaxed) & 1U) != 0) note_seen_by_thread();
+  if ((settings_changes.load(std::memory_order_relaxed) & 1U) != 0) [[unlikely]] note_seen_by_thread();
 }
 
 // Note [A fork leaves OpenMP's threads behind]
