@@ -26,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup venv build test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-hollow bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
+.PHONY: help setup venv build fast test test-exhaustive test-frameworks test-versions wheels sanitize sanitize-threads sweep demo bench bench-bound bench-compiled bench-device bench-hollow bench-models bench-offload bench-overhead bench-packed bench-steps bench-summary bench-varying docs lint notebooks clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ setup: $(INSTALLED)  ## make .venv, install torch and the rest, build the extens
 
 build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler's output
 	REMATFN_SEPARATE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
+# By a profile of small networks, with GCC. What is built later, from other sources, has none.
+fast: $(INSTALLED)  ## build twice, the second time by a profile: less host time per operator
+	REMATFN_PROFILE=generate $(BIN)/python setup.py --quiet build_ext --inplace
+	$(BIN)/python benchmarks/overhead.py --profile
+	REMATFN_PROFILE=use $(BIN)/python setup.py --quiet build_ext --inplace
 
 # One process for each core; ARGS="-n 0" runs all in one.
 # Processes share the cores here: a thread of OpenMP that waits is not to spin on another's. Notebooks take a

@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ from setuptools.command.build_ext import build_ext
 MIN_TORCH = (2, 11)
 # The first that reads the licence in pyproject.toml. Below 70.1 none makes wheels by itself.
 MIN_SETUPTOOLS = 77
+# "generate" and "use" are the two builds of `make fast`.
+PROFILE = os.environ.get("REMATFN_PROFILE")
 INSTALL = "pip install --no-build-isolation ."
 NO_TORCH = (
     f"rematfn: building needs torch {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer, and the Python at "
@@ -90,17 +93,32 @@ def requirement(minors: list[tuple[int, int]]) -> str:
     return f"torch>={major}.{first},<{major}.{last + 1}{skipped}"
 
 
+def is_gcc() -> bool:
+    """Return whether the compiler is GCC, which optimises at link time with any linker."""
+    command = [*shlex.split(find_compiler()), "--version"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "Free Software Foundation" in asked.stdout
+
+
 def flags() -> tuple[list[str], list[str]]:
     """Return the arguments for compiling and for linking."""
     # -MMD writes down which files were read, for `is_current`.
     compile_args = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-MMD"]
     sanitize = os.environ.get("REMATFN_SANITIZE")  # such as "address,undefined"
-    if not sanitize:
-        # GCC 12 removes a store as dead where, as an exception passes, nothing but a loop of stores
-        # comes after it: `tests/project/way_out.cpp`. A level stayed in the middle of its replays.
-        return [*compile_args, "-O2", "-fno-tree-dse", "-g0"], []
-    sanitizers = [f"-fsanitize={sanitize}"]
-    return [*compile_args, *sanitizers, "-O1", "-g", "-fno-omit-frame-pointer"], sanitizers
+    if sanitize:
+        sanitizers = [f"-fsanitize={sanitize}"]
+        return [*compile_args, *sanitizers, "-O1", "-g", "-fno-omit-frame-pointer"], sanitizers
+    # GCC 12 removes a store as dead where, as an exception passes, nothing but a loop of stores
+    # comes after it: `tests/project/way_out.cpp`. A level stayed in the middle of its replays.
+    optimise = ["-O2", "-fno-tree-dse", "-g0", "-fvisibility-inlines-hidden", "-fno-plt"]
+    if is_gcc() and not os.environ.get("REMATFN_SEPARATE"):
+        # What an operator passes in a level does not fit into a processor's cache of instructions,
+        # so what matters is what is inlined, and that what is rare lies elsewhere.
+        optimise += ["-flto=auto", "--param=builtin-expect-probability=100"]
+        if PROFILE:
+            optimise += [f"-fprofile-{PROFILE}", "-fprofile-update=prefer-atomic"]
+            optimise += ["-fprofile-partial-training", "-Wno-missing-profile"]
+    return [*compile_args, *optimise], optimise
 
 
 def units() -> list[str]:
@@ -154,7 +172,7 @@ def core(
 def is_current(product: Path) -> bool:
     """Return whether a compiled unit is newer than all that it was compiled from."""
     record = product.with_suffix(".d")
-    if not (product.exists() and record.exists()):
+    if PROFILE or not (product.exists() and record.exists()):
         return False
     read = shlex.split(record.read_text(encoding="utf-8").partition(":")[2].replace("\\\n", " "))
     sources = [Path("setup.py"), *map(Path, read)]

@@ -207,7 +207,15 @@ def main() -> None:
     parser.add_argument("--step-repeats", type=int, default=15)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument(
+        "--profile", action="store_true", help="run each small network some times, for `make fast`"
+    )
     options = parser.parse_args()
+    if options.profile:
+        torch.set_num_threads(1)
+        for network, x in small_networks().values():
+            measure_small_step(network, x, autocast=False, repeats=20)
+        return
     scripted = torch.jit.script(add_up)
     table = []
     for where, loop in (("", add_up), (", in TorchScript", scripted)):
