@@ -116,7 +116,8 @@ void Call::check_inputs(TensorDomain& domain) const {
     if (version.outside == nullptr) continue;
     const char* change = domain.outside.change_of(version, call_template->view(i));
     if (change == nullptr) continue;
-    check_replay(false, "an argument of `" + call_template->op.schema().name() + "` that no level made " + change);
+    check_replay(false, "an argument of `" + call_template->op.schema().name() +
+                            "` that the program holds outside of the level " + change);
   }
 }
 
