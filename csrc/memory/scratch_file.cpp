@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/scratch_file.h"
 
-#include <sys/stat.h>
+#include <fcntl.h>
 #include <sys/statfs.h>
 
 #include <algorithm>
@@ -33,22 +33,16 @@ bool is_memory(const std::string& folder) {
   return type == kTmpfs || type == kRamfs || type == kHugetlbfs;
 }
 
-bool has_no_nameless_files(int error) {
-  return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
-}
-
-// A file without a name there, or with one no longer.
-int make_file(const std::string& folder, const FileCalls& calls) {
-  int file = calls.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
-  if (file < 0 && has_no_nameless_files(errno)) {
-    std::string path = folder + "/.rematfn-XXXXXX";
-    file = mkostemp(path.data(), O_CLOEXEC);  // for its owner alone
-    if (file >= 0) unlink(path.c_str());
-  }
+// A file there, for its owner alone, that has a name no longer. Not all file systems have files without one.
+int make_file(const std::string& folder) {
+  std::string path = folder + "/.rematfn-XXXXXX";
+  const int file = mkostemp(path.data(), O_CLOEXEC);
   if (file < 0) {
     refuse(folder, "could not make a file: " + describe_error(errno) +
-                       ". Name another directory, on a disk, or make room in that one.");
+                       ". Name another directory, on a disk, or see that this one is there, can be written to and has "
+                       "room.");
   }
+  unlink(path.c_str());
   return file;
 }
 
@@ -63,35 +57,15 @@ std::string describe_error(int error) {
 }
 
 void check_scratch_folder(const std::string& folder) {
-  struct stat found {};
-  if (stat(folder.c_str(), &found) != 0) {
-    refuse(folder, "cannot be found: " + describe_error(errno) +
-                       ". Make the directory, or name another one.");
-  }
-  if (!S_ISDIR(found.st_mode)) refuse(folder, "is no directory. Name one, on a disk.");
-  if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    refuse(folder, "cannot be written to: " + describe_error(errno) +
-                       ". Change its permissions, or name another directory.");
-  }
   if (is_memory(folder)) {
     refuse(folder, "lies in memory (a tmpfs), so nothing would be saved. Name a directory on a disk.");
   }
-  const int file = make_file(folder, FileCalls{});
-  const char byte = 0;
-  const bool holds_bytes = pwrite(file, &byte, 1, 0) == 1 || errno == ENOSPC || errno == EDQUOT;
-  const int error = errno;
-  close(file);
-  if (!holds_bytes) {
-    refuse(folder, "could not write to a file: " + describe_error(error) +
-                       ". Name another directory, on a disk.");
-  }
+  close(make_file(folder));
 }
 
-ScratchFile::ScratchFile(const std::string& folder, bool direct, const FileCalls& calls)
-    : calls_(calls) {
-  check_scratch_folder(folder);
-  file_ = make_file(folder, calls_);
-  direct_ = direct && can_be_direct();
+ScratchFile::ScratchFile(const std::string& folder, const FileCalls& calls) : calls_(calls) {
+  file_ = make_file(folder);
+  direct_ = can_be_direct();
   if (direct_) return;
   fcntl(file_, F_SETFL, O_RDWR);
   posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // nothing is read ahead, into the cache
@@ -111,7 +85,7 @@ bool ScratchFile::can_be_direct() const {
 
 // What can be transferred from or to `memory` as it lies there; the rest takes the bounce buffer.
 std::size_t ScratchFile::part_without_bounce(const char* memory, std::size_t nbytes) const {
-  if (!is_direct()) return nbytes;
+  if (!direct_) return nbytes;
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(memory) % kBlock == 0;
   return is_aligned ? nbytes / kBlock * kBlock : 0;
 }
@@ -127,7 +101,7 @@ int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transf
     auto more = static_cast<std::size_t>(std::max<ssize_t>(found, 0));
     if (found < 0) {
       if (errno != EINTR && errno != EAGAIN) return errno;
-    } else if (more < nbytes - done && is_direct()) {
+    } else if (more < nbytes - done && direct_) {
       more = more / kBlock * kBlock;  // whatever follows must be aligned too
     }
     done += std::min(more, nbytes - done);
@@ -138,11 +112,16 @@ int ScratchFile::complete(std::size_t nbytes, int at_end, const Transfer& transf
 }
 
 int ScratchFile::write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
-  if (is_direct()) return write_all(from, nbytes, offset, bounce);
+  if (direct_) return write_all(from, nbytes, offset, bounce);
   // See Note [The page cache is no saved memory]
   const std::lock_guard guard(through_cache_);
   const int error = write_all(from, nbytes, offset, bounce);
-  return error == 0 ? flush(offset, nbytes) : error;
+  if (error != 0) return error;
+  // Only now does the system look for room, perhaps. Some file systems cannot be asked.
+  const bool failed = calls_.sync(file_) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO);
+  if (failed) return errno;
+  forget(offset, nbytes);
+  return 0;
 }
 
 int ScratchFile::write_all(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce) {
@@ -174,25 +153,14 @@ int ScratchFile::read(char* to, std::size_t nbytes, std::size_t offset, Bounce& 
     if (found > 0) std::memcpy(to + done, buffer, std::min<std::size_t>(found, part));
     return found;
   });
-  const auto count = static_cast<off_t>(TierAccount::rounded(nbytes));
-  if (!is_direct()) posix_fadvise(file_, static_cast<off_t>(offset), count, POSIX_FADV_DONTNEED);
+  if (!direct_) forget(offset, nbytes);
   return error;
 }
 
 // See Note [The page cache is no saved memory]
-int ScratchFile::flush(std::size_t offset, std::size_t nbytes) {
-  const auto begin = static_cast<off_t>(offset);
+void ScratchFile::forget(std::size_t offset, std::size_t nbytes) const {
   const auto count = static_cast<off_t>(TierAccount::rounded(nbytes));
-  constexpr unsigned kAll =
-      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-  // Only now does the system look for room, perhaps. Some file systems cannot be asked about a range, and
-  // some about nothing.
-  const auto failed = [] { return errno == ENOSPC || errno == EDQUOT || errno == EIO; };
-  if (calls_.sync(file_, begin, count, kAll) != 0) {
-    if (failed() || (fdatasync(file_) != 0 && failed())) return errno;
-  }
-  posix_fadvise(file_, begin, count, POSIX_FADV_DONTNEED);
-  return 0;
+  posix_fadvise(file_, static_cast<off_t>(offset), count, POSIX_FADV_DONTNEED);
 }
 
 }  // namespace rematfn

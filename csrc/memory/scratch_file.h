@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include <fcntl.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -20,12 +19,9 @@ namespace rematfn {
 
 // The system calls that may fail late; tests put others in their place.
 struct FileCalls {
-  int (*open)(const char* path, int flags, mode_t mode) = [](const char* path, int flags, mode_t mode) {
-    return ::open(path, flags, mode);
-  };
   ssize_t (*pread)(int file, void* to, std::size_t nbytes, off_t offset) = ::pread;
   ssize_t (*pwrite)(int file, const void* from, std::size_t nbytes, off_t offset) = ::pwrite;
-  int (*sync)(int file, off_t offset, off_t nbytes, unsigned flags) = ::sync_file_range;
+  int (*sync)(int file) = ::fdatasync;
 };
 
 // Page-aligned memory that bytes pass through which lie at no such address. One for each thread.
@@ -52,16 +48,15 @@ void check_scratch_folder(const std::string& folder);
 // there. So the file is opened past the cache (O_DIRECT). Addresses, offsets and lengths must then be
 // aligned to pages; what is not goes through a bounce buffer. Where a file system cannot do that, as a first
 // block tells, what was written is flushed and dropped from the cache, chunk by chunk, and so is what was
-// read. That a flush has failed the system tells once for each
-// open file, to whoever asks next, whatever range they ask about. So there one thread at a time writes
-// and flushes: else one would hear of another's failure, and the other that all went well.
+// read. That a flush has failed the system tells once for each open file, to whoever asks next. So there one
+// thread at a time writes and flushes: else one would hear of another's failure, and the other that all went well.
 class ScratchFile {
  public:
   // kTruncated: the file is shorter than what was written to it.
   static constexpr int kTruncated = -1;
 
   // Raises kOffload: which folder, what was asked, what the system answered and what to change.
-  ScratchFile(const std::string& folder, bool direct, const FileCalls& calls);
+  ScratchFile(const std::string& folder, const FileCalls& calls);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
@@ -70,7 +65,6 @@ class ScratchFile {
   // Returns 0, an errno, or kTruncated. Thread-safe.
   [[nodiscard]] int write(const char* from, std::size_t nbytes, std::size_t offset, Bounce& bounce);
   [[nodiscard]] int read(char* to, std::size_t nbytes, std::size_t offset, Bounce& bounce);
-  [[nodiscard]] bool is_direct() const { return direct_; }
 
  private:
   [[nodiscard]] bool can_be_direct() const;
@@ -78,7 +72,7 @@ class ScratchFile {
   [[nodiscard]] std::size_t part_without_bounce(const char* memory, std::size_t nbytes) const;
   template <class Transfer>
   int complete(std::size_t nbytes, int at_end, const Transfer& transfer);
-  [[nodiscard]] int flush(std::size_t offset, std::size_t nbytes);
+  void forget(std::size_t offset, std::size_t nbytes) const;
 
   int file_ = -1;
   bool direct_ = false;

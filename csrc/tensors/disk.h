@@ -18,7 +18,6 @@ namespace rematfn {
 struct DiskOptions {
   std::string folder;
   std::size_t budget = 0;  // a hard cap, in bytes
-  bool direct = true;      // past the page cache, where the file system can
   bool verify = false;     // what comes back is compared with what left, by a checksum
   Transfers::Options transfers{};
 };

@@ -4,6 +4,9 @@
 
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -41,8 +44,8 @@ struct Answer {
 using Fault = std::function<Answer(int file, std::size_t nbytes, off_t offset)>;
 inline Fault on_write;
 inline Fault on_read;
-inline std::function<std::optional<int>(int flags)> on_open;
 inline std::function<std::optional<int>()> on_sync;
+inline bool is_cached = false;  // the file system does not let the page cache be passed by
 
 inline Answer failing(int error) {
   errno = error;
@@ -50,23 +53,20 @@ inline Answer failing(int error) {
 }
 
 inline const FileCalls kCalls{
-    .open = [](const char* path, int flags, mode_t mode) {
-      const auto instead = on_open ? on_open(flags) : std::nullopt;
-      return instead ? *instead : ::open(path, flags, mode);
-    },
     .pread = [](int file, void* to, std::size_t nbytes, off_t offset) -> ssize_t {
       const Answer answer = on_read ? on_read(file, nbytes, offset) : Answer{};
       if (answer.instead) return *answer.instead;
       return ::pread(file, to, std::min(nbytes, answer.most), offset);
     },
     .pwrite = [](int file, const void* from, std::size_t nbytes, off_t offset) -> ssize_t {
+      if (is_cached && (fcntl(file, F_GETFL) & O_DIRECT) != 0) return errno = EINVAL, -1;
       const Answer answer = on_write ? on_write(file, nbytes, offset) : Answer{};
       if (answer.instead) return *answer.instead;
       return ::pwrite(file, from, std::min(nbytes, answer.most), offset);
     },
-    .sync = [](int file, off_t offset, off_t nbytes, unsigned flags) {
+    .sync = [](int file) {
       const auto instead = on_sync ? on_sync() : std::nullopt;
-      return instead ? *instead : ::sync_file_range(file, offset, nbytes, flags);
+      return instead ? *instead : ::fdatasync(file);
     },
 };
 
@@ -94,10 +94,10 @@ using Copy = std::unique_ptr<TestCopy>;
 // Without faults, to begin with. They may change while nothing is under way.
 class TestDisk {
  public:
-  explicit TestDisk(const DiskOptions& options) : tier_(make_disk(options, kCalls)) {
+  explicit TestDisk(const DiskOptions& options, bool cached = false) : tier_(make_disk(options, kCalls)) {
     on_write = on_read = nullptr;
-    on_open = nullptr;
     on_sync = nullptr;
+    is_cached = cached;
   }
   // Null if there is no room.
   [[nodiscard]] Copy write(const void* bytes, std::size_t nbytes) {

@@ -37,10 +37,9 @@ Fault at_random(unsigned seed, unsigned fatal, int error) {
 unsigned random_transfers(unsigned seed, const Chances& chances) {
   DiskOptions given = options(kCap);
   given.transfers.threads = 1 + static_cast<int>(seed % 3);
-  given.direct = chances.direct;
   given.verify = chances.verify;
   given.transfers.bandwidth = chances.bandwidth;
-  TestDisk disk(given);
+  TestDisk disk(given, !chances.direct);
   on_write = at_random(seed, chances.fatal, ENOSPC);
   on_read = at_random(seed + 1, chances.fatal, EIO);
   std::atomic<unsigned> failed{0};
