@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 #include <utility>
 
 #include "engine/moves.h"
@@ -250,9 +251,7 @@ Version* Evictor::lowest_of_batch(Table& table, const Score& kind, const ScoreCo
   look(batch.first_picked, batch.picked);
   look(batch.first_offered, batch.versions.size());
   while (!looked_at.empty()) {
-    const auto lowest = std::min_element(
-        looked_at.begin(), looked_at.end(),
-        [](const Scored& a, const Scored& b) { return a.score < b.score; });
+    auto* const lowest = std::ranges::min_element(looked_at, {}, &Scored::score);
     Candidate& c = table.candidates[lowest->version->slot];
     if (!c.stale) return lowest->version;
     refresh(c, *lowest->version, kind);
@@ -319,7 +318,6 @@ bool Evictor::prices_pending(const Table& table) const {
   return !table.policy.custom_score && table.inner.empty();
 }
 
-// Makes room for `nbytes`, of what is not pinned, as far as there is any.
 void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
   const Score& kind = score_in_force(table);
   ScoreContext context = context_for(kind);
@@ -335,7 +333,7 @@ void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
     freed += version->nbytes;
   }
   for (Version* version : refused) table.candidates[version->slot].refused = false;
-  std::for_each(victims.rbegin(), victims.rend(), [&](Version* version) {  // Rule 2
+  for (Version* version : std::views::reverse(victims)) {  // Rule 2
     const bool is_necessary = freed - version->nbytes < nbytes;
     if (!is_necessary) {
       freed -= version->nbytes;
@@ -343,7 +341,7 @@ void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
     } else if (find_way(*version)) {  // those before may have taken the room
       evict(*version);
     }
-  });
+  }
 }
 
 }  // namespace rematfn

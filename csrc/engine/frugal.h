@@ -25,43 +25,12 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "engine/room.h"
 
 namespace rematfn {
 
-class FrugalReplayer {
- public:
-  explicit FrugalReplayer(Room& room);
-  ~FrugalReplayer();
-
-  // Makes `wanted` within the budget of `table`. Throws NoRoom.
-  void replay(Table& table, std::span<Version* const> wanted);
-  // Lets go of all that was pinned on the way.
-  void abandon();
-
- private:
-  struct Sweep;
-  struct Frame;
-  [[nodiscard]] Sweep foresee(Table& table, std::span<Version* const> missing,
-                              std::span<Version* const> kept, const Version* first = nullptr);
-  // False if another walk came between.
-  [[nodiscard]] bool reach(Sweep& sweep, std::span<Version* const> missing,
-                           std::span<Version* const> kept, const Version* first);
-  [[nodiscard]] std::size_t peak_of(const Sweep& sweep, const Table& table,
-                                    const Version* first) const;
-  [[nodiscard]] Version* easiest_first(Table& table, std::span<Version* const> missing,
-                                       std::span<Version* const> kept);
-  void run(Sweep& sweep);
-  void enter(Ref<Operation> operation);
-  void finish_frame();
-  void leave_frame();
-  void pin_in_frame(Version& version);
-
-  Room& room_;
-  std::vector<Frame> frames_;       // the innermost last
-  std::size_t lookahead_left_ = 0;  // operations
-};
+// Makes `wanted` within the budget of `table`. Throws NoRoom; nothing is pinned then.
+void replay_frugally(Room& room, Table& table, std::span<Version* const> wanted);
 
 }  // namespace rematfn

@@ -120,27 +120,24 @@ void Moves::turn_back(Version& version) {
   observers.note_turned_back(version);
 }
 
-// The one that costs the least for its bytes. What could not be taken over is not tried again.
+// The one that costs the least for its bytes, of those that can be.
 bool Moves::relieve_one_copy(const Table& table) {
-  std::vector<const Version*> refused;
-  for (;;) {
-    Version* least = nullptr;
-    Way* way = nullptr;
-    double least_price = kNever;
-    for (Version* v : packed()) {
-      if (!is_within(v->table.get(), table) || std::ranges::find(refused, v) != refused.end()) continue;
-      Way* const relief = relief_of(*v);
-      const double price = relief == nullptr ? kNever : relief->cost(*v) / static_cast<double>(v->packed_bytes);
-      if (price >= least_price) continue;
-      least = v;
-      way = relief;
-      least_price = price;
-    }
-    if (least == nullptr) return false;
-    if (!way->keeps_copy()) return drop_copy(*least), true;
-    if (way->take_copy(*least, *least->copied_by())) return hand_over(*least, *way), true;
-    refused.push_back(least);
+  struct Relief {
+    double price;
+    Version* version;
+    Way* way;
+  };
+  std::vector<Relief> found;
+  for (Version* v : packed()) {
+    Way* const way = is_within(v->table.get(), table) ? relief_of(*v) : nullptr;
+    if (way != nullptr) found.push_back({way->cost(*v) / static_cast<double>(v->packed_bytes), v, way});
   }
+  std::ranges::stable_sort(found, {}, &Relief::price);
+  for (const auto& [price, version, way] : found) {
+    if (!way->keeps_copy()) return drop_copy(*version), true;
+    if (way->take_copy(*version, *version->copied_by())) return hand_over(*version, *way), true;
+  }
+  return false;
 }
 
 void Moves::end_moves(const Table& table) {

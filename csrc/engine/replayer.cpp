@@ -7,6 +7,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "engine/frugal.h"
+
 namespace rematfn {
 namespace {
 
@@ -119,7 +121,7 @@ NoRoom Replayer::try_to_bring_back(std::span<Version* const> wanted) {
     if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   }
   room_.replays_left = most_replays(kManyReplays, room_.live_operations);
-  if (fits([&] { frugal_.replay(*least->table, wanted); })) return {};
+  if (fits([&] { replay_frugally(room_, *least->table, wanted); })) return {};
   if (fits([&] { run_replays(wanted, kManyReplays); })) return {};
   return *least;
 }
@@ -212,7 +214,6 @@ void Replayer::abandon_queue() {
     for (Input& input : operation->inputs) unexpect(*input.version);
   }
   heap_.clear();
-  frugal_.abandon();
   unpin_inputs_of_all();
 }
 

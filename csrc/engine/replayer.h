@@ -28,13 +28,13 @@
 #include <utility>
 #include <vector>
 
-#include "engine/frugal.h"
+#include "engine/room.h"
 
 namespace rematfn {
 
 class Replayer {
  public:
-  explicit Replayer(Room& room) : room_(room), frugal_(room) {}
+  explicit Replayer(Room& room) : room_(room) {}
 
   // Makes all of `wanted` resident at once, by replays in program order; `before_call` of the program, also what a
   // schedule replays before it. Throws NoRoom.
@@ -58,7 +58,6 @@ class Replayer {
   void unpin_inputs_of_all();
 
   Room& room_;
-  FrugalReplayer frugal_;
   std::vector<Ref<Operation>> heap_;
   // Pins of Rule 4, innermost plan last: whose they are, and on what.
   std::vector<std::pair<const Operation*, Ref<Version>>> held_;

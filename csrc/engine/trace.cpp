@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/trace.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
 
 namespace rematfn {
-namespace {
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument("rematfn: not a trace: " + what);
-}
-
-}  // namespace
 
 Trace::Id Trace::add_value(std::size_t nbytes, bool counted) {
   values.push_back({nbytes, counted});
@@ -64,50 +59,31 @@ std::size_t Trace::result_bytes() const {
 
 void Trace::check() const {
   enum class State : std::uint8_t { kUnborn, kAlive, kGone };
-  std::vector<State> states(values.size(), State::kUnborn);
-  const auto state = [&](Id value) -> State& {
-    require(value < values.size(), "there is no value " + std::to_string(value));
-    return states[value];
+  std::vector<State> states;
+  for (const Value& value : values) states.push_back(value.counted ? State::kUnborn : State::kAlive);
+  const auto require = [](bool holds) {
+    if (!holds) throw std::invalid_argument("rematfn: not a trace: a value is read before it is there, or made twice");
   };
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (!values[i].counted) states[i] = State::kAlive;
-  }
-  for (const Event& event : events) {
-    if (event.what == What::kMark) {
-      require(event.index < marks.size(), "there is no mark " + std::to_string(event.index));
-      const Id value = marks[event.index].value;
-      require(state(value) == State::kAlive,
-              "value " + std::to_string(value) + " is marked, but is not there");
+  const auto is_alive = [&](Id value) { return value < states.size() && states[value] == State::kAlive; };
+  for (const auto [what, index] : events) {
+    if (what == What::kUnrecorded) continue;
+    if (what != What::kCall) {
+      const Id value = what == What::kMark ? marks[index].value : index;
+      require(is_alive(value));
+      if (what == What::kRelease) states[value] = State::kGone;
       continue;
     }
-    if (event.what == What::kUnrecorded) {
-      require(event.index < unrecorded.size(), "unrecorded bytes are missing");
-      continue;
-    }
-    if (event.what != What::kCall) {
-      require(state(event.index) == State::kAlive,
-              "value " + std::to_string(event.index) + " is released, but is not there");
-      if (event.what == What::kRelease) state(event.index) = State::kGone;
-      continue;
-    }
-    require(event.index < calls.size(), "there is no call " + std::to_string(event.index));
-    const Call& call = calls[event.index];
-    for (const Read& read : call.reads) {
-      require(state(read.value) == State::kAlive,
-              call.name + " reads value " + std::to_string(read.value) + ", which is not there");
-    }
-    for (const Made& made : call.makes) {
-      require(made.over < static_cast<std::int32_t>(call.reads.size()),
-              call.name + " overwrites an argument it does not have");
-      if (made.over >= 0) {
-        const Id over = call.reads[made.over].value;
-        require(values[over].counted,
-                call.name + " makes a value over value " + std::to_string(over) + ", which is none of its own");
-        state(over) = State::kGone;
+    const Call& call = calls[index];
+    require(std::ranges::all_of(call.reads, is_alive, &Read::value));
+    for (const auto& [made, over] : call.makes) {
+      require(over < std::ssize(call.reads));
+      if (over >= 0) {
+        const Id before = call.reads[over].value;
+        require(values[before].counted);
+        states[before] = State::kGone;
       }
-      require(state(made.value) == State::kUnborn,
-              call.name + " makes value " + std::to_string(made.value) + " a second time");
-      state(made.value) = State::kAlive;
+      require(made < states.size() && states[made] == State::kUnborn);
+      states[made] = State::kAlive;
     }
   }
 }

@@ -65,21 +65,17 @@ void Ledger::trim(Table& table, TrimGoal& goal) {
     const std::size_t budget = table.available_bytes();
     goal.rooms.push_back({&table, (budget - std::min(needed, budget)) / 2});  // Rule 1
   }
-  const auto fits = [&](const Version& version) {
-    return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const TrimGoal::Room& room) {
-      return room.table->trimmed() + version.nbytes <= room.most;
-    });
-  };
-  const auto is_worth_its_bytes = [&](const Version& version) {  // Rule 2
-    return std::all_of(goal.rooms.begin(), goal.rooms.end(), [&](const TrimGoal::Room& room) {
-      const double share = static_cast<double>(version.nbytes) / static_cast<double>(room.most + 1);
+  const auto may_stay = [&](const Version& version) {
+    return std::ranges::all_of(goal.rooms, [&](const TrimGoal::Room& room) {
+      if (room.table->trimmed() + version.nbytes > room.most) return false;
+      const double share = static_cast<double>(version.nbytes) / static_cast<double>(room.most + 1);  // Rule 2
       const double operations = share * static_cast<double>(goal.operations);
       return has_ancestors(walks, version, static_cast<std::size_t>(operations));
     });
   };
   for (Version* v = table.oldest; v != nullptr && live_operations > most_operations_ / 2;
        v = v->next) {
-    if (!v->is_here() || !v->producer || !fits(*v) || !is_worth_its_bytes(*v)) continue;
+    if (!v->is_here() || !v->producer || !may_stay(*v)) continue;
     cut(*v, /*trimmed=*/true);
   }
   // With the lineage that is cut another table may go.
