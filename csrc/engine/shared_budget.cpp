@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/shared_budget.h"
 
+#include <pthread.h>
+
 namespace rematfn {
 namespace {
 
@@ -13,6 +15,11 @@ Locks*& locks() {
   return instance;
 }
 
+// A fork waits until nobody is just joining. Whose turn it is in the parent has none in the child. When the library is
+// loaded, and so before all others of ours: a fork takes it after them.
+const int sharing_at_fork = pthread_atfork([] { locks()->joining.lock(); }, [] { locks()->joining.unlock(); },
+                                           [] { locks() = new Locks; });
+
 template <class T>
 void raise_to(std::atomic<T>& highest, T value) {
   T before = highest;
@@ -22,9 +29,6 @@ void raise_to(std::atomic<T>& highest, T value) {
 
 }  // namespace
 
-void lock_sharing() { locks()->joining.lock(); }
-void unlock_sharing() { locks()->joining.unlock(); }
-void forget_sharing_after_fork() { locks() = new Locks; }
 std::recursive_mutex& SharedBudget::turn() { return locks()->turn; }
 
 void SharedBudget::enter(Table& table) {

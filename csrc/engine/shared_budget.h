@@ -65,9 +65,4 @@ class SharedBudget {
   std::atomic<std::size_t> count_{0};
 };
 
-// A fork waits until nobody is just joining. Whose turn it is in the parent has none in the child.
-void lock_sharing();
-void unlock_sharing();
-void forget_sharing_after_fork();
-
 }  // namespace rematfn

@@ -18,7 +18,6 @@
 #include "levels/governed_nodes.h"
 #include "memory/pages.h"
 #include "tensors/move.h"
-#include "tensors/rng.h"
 #include "tensors/settings.h"
 #include "tensors/torch_layout.h"
 
@@ -48,16 +47,13 @@ void before_fork() {
   const bool is_live = std::ranges::any_of(registry.domains, [](const auto& entry) { return !entry.expired(); });
   if (is_live) end_threads_of_loops();  // See Note [A fork leaves OpenMP's threads behind]
   handle_lock.lock();
-  lock_sharing();
 }
 void after_fork_in_parent() {
-  unlock_sharing();
   handle_lock.unlock();
   registry.mutex.unlock();
 }
 // See Note [A forked child is under no level]
 void after_fork_in_child() {
-  forget_sharing_after_fork();
   handle_lock.unlock();
   for (const auto& entry : registry.domains) {
     const auto domain = entry.lock();
@@ -68,7 +64,6 @@ void after_fork_in_child() {
   registry.mutex.unlock();
   if (top_level != nullptr) set_intercepting(false);
   top_level = nullptr;
-  forget_turns_after_fork();
   settle_settings_after_fork();
 }
 

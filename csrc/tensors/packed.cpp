@@ -58,8 +58,16 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
   [[nodiscard]] bool has_room(const c10::Storage& bytes) const override {
     return bytes.data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
   }
-  [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain& domain,
-                                          std::shared_ptr<Waits> waits) override;
+  [[nodiscard]] std::unique_ptr<Copy> put(const c10::Storage& bytes, TensorDomain&,
+                                          std::shared_ptr<Waits> waits) override {
+    const Clock::time_point begin = Clock::now();
+    std::optional<std::uint64_t> sum;
+    if (verify_) sum = checksum(static_cast<const char*>(bytes.data()), bytes.nbytes());
+    auto copy = std::make_unique<Bytes>(shared_from_this(), bytes, encoding_of(bytes), waits);
+    copy->sum = sum;
+    note(account_.out, bytes.nbytes(), begin, *waits, /*returning=*/false);
+    return copy;
+  }
   [[nodiscard]] TierFigures figures() override {
     const std::lock_guard lock(feedback_mutex());
     return account_.figures();
@@ -67,103 +75,89 @@ class Packed final : public Tier, public std::enable_shared_from_this<Packed> {
 
  private:
   using Clock = std::chrono::steady_clock;
-  class Bytes;
+
+  // It lies at the front of the memory that the value had, whose rest has been cut off.
+  class Bytes final : public Tier::Copy {
+   public:
+    Bytes(std::shared_ptr<Packed> packed, const c10::Storage& of, const Encoding& encoding,
+          std::shared_ptr<Waits> waits)
+        : Copy(of.nbytes(), of.device(), std::move(waits)),
+          packed_(std::move(packed)),
+          packing_(encoding, static_cast<char*>(of.mutable_data()), nbytes, in_pieces_of(nbytes)),
+          memory_(of.set_data_ptr(c10::DataPtr(nullptr, of.device()))) {
+      cut_off();
+      const std::lock_guard lock(feedback_mutex());
+      packed_->account_.hold(bytes_here());
+    }
+    ~Bytes() override {
+      const std::lock_guard lock(feedback_mutex());
+      packed_->account_.release(bytes_here());
+    }
+
+    [[nodiscard]] std::size_t bytes_here() const override {
+      return allocated_ + packing_.index_bytes();
+    }
+    [[nodiscard]] bool is_done() const override { return true; }
+    void wait(bool) override {}
+    void get(c10::Storage to) override {
+      const Clock::time_point begin = Clock::now();
+      auto* const bytes = static_cast<char*>(to.mutable_data());
+      packing_.unpack(static_cast<const char*>(memory_.get()), bytes, in_pieces_of(nbytes));
+      if (sum && checksum(bytes, nbytes) != *sum) {
+        throw CopyLost("rematfn.Packed(): " + std::to_string(nbytes) +
+                       " bytes were packed, and others came out: something has written to the memory where they "
+                       "lay.");
+      }
+      packed_->note(packed_->account_.in, nbytes, begin, *waits_, /*returning=*/true);
+      comes_to_ = std::move(to);
+    }
+    void turn_back() override { comes_to_ = c10::Storage(); }
+    void read(std::size_t begin, std::size_t count, char* to) const override {
+      packing_.unpack(static_cast<const char*>(memory_.get()), begin, count, to);
+    }
+
+   private:
+    // A block that is not of our pool keeps its length: then the packed bytes are copied, and it goes, if there
+    // is memory for both.
+    void cut_off() {
+      void* const data = memory_.get();
+      const std::size_t left = std::max<std::size_t>(packing_.packed_bytes(), 1);
+      allocated_ = left;
+      if (const auto label = pages().shrink(data, left)) {
+        c10::profiledCPUMemoryReporter().Delete(data);
+        c10::profiledCPUMemoryReporter().New(data, left);
+        if (label->owner != nullptr) static_cast<UnrecordedBytes*>(label->owner)->subtract(label->nbytes - left);
+        return;
+      }
+      try {
+        c10::DataPtr shorter = c10::GetDefaultCPUAllocator()->allocate(left);
+        std::memcpy(shorter.get(), data, left);
+        memory_ = std::move(shorter);
+      } catch (const c10::Error&) {
+        allocated_ = nbytes;
+      }
+    }
+
+    const std::shared_ptr<Packed> packed_;
+    const Packing packing_;
+    c10::DataPtr memory_;
+    std::size_t allocated_ = 0;  // of it
+  };
 
   [[nodiscard]] const TierAccount& account() const override { return account_; }
   void note(TierAccount::Traffic& traffic, std::size_t nbytes, Clock::time_point begin, Waits& waits,
-            bool returning);
+            bool returning) {
+    const std::chrono::duration<double> took = Clock::now() - begin;
+    waits.add(took.count(), returning);
+    const std::lock_guard lock(feedback_mutex());
+    traffic.bytes += nbytes;
+    traffic.note(nbytes, took.count());
+  }
 
   const bool verify_;
   // All below is used under feedback_mutex(), which a fork waits for: the child goes on with what was packed.
   TierAccount account_{std::numeric_limits<std::size_t>::max()};
 };
-
-// It lies at the front of the memory that the value had, whose rest has been cut off.
-class Packed::Bytes final : public Tier::Copy {
- public:
-  Bytes(std::shared_ptr<Packed> packed, const c10::Storage& of, const Encoding& encoding,
-        std::shared_ptr<Waits> waits)
-      : Copy(of.nbytes(), of.device(), std::move(waits)),
-        packed_(std::move(packed)),
-        packing_(encoding, static_cast<char*>(of.mutable_data()), nbytes, in_pieces_of(nbytes)),
-        memory_(of.set_data_ptr(c10::DataPtr(nullptr, of.device()))) {
-    cut_off();
-    const std::lock_guard lock(feedback_mutex());
-    packed_->account_.hold(bytes_here());
-  }
-  ~Bytes() override {
-    const std::lock_guard lock(feedback_mutex());
-    packed_->account_.release(bytes_here());
-  }
-
-  [[nodiscard]] std::size_t bytes_here() const override {
-    return allocated_ + packing_.index_bytes();
-  }
-  [[nodiscard]] bool is_done() const override { return true; }
-  void wait(bool) override {}
-  void get(c10::Storage to) override {
-    const Clock::time_point begin = Clock::now();
-    auto* const bytes = static_cast<char*>(to.mutable_data());
-    packing_.unpack(static_cast<const char*>(memory_.get()), bytes, in_pieces_of(nbytes));
-    if (sum && checksum(bytes, nbytes) != *sum) {
-      throw CopyLost("rematfn.Packed(): " + std::to_string(nbytes) +
-                     " bytes were packed, and others came out: something has written to the memory where they "
-                     "lay.");
-    }
-    packed_->note(packed_->account_.in, nbytes, begin, *waits_, /*returning=*/true);
-    comes_to_ = std::move(to);
-  }
-  void turn_back() override { comes_to_ = c10::Storage(); }
-  void read(std::size_t begin, std::size_t count, char* to) const override {
-    packing_.unpack(static_cast<const char*>(memory_.get()), begin, count, to);
-  }
-
- private:
-  // A block that is not of our pool keeps its length: then the packed bytes are copied, and it goes, if there
-  // is memory for both.
-  void cut_off() {
-    void* const data = memory_.get();
-    const std::size_t left = std::max<std::size_t>(packing_.packed_bytes(), 1);
-    allocated_ = left;
-    if (const auto label = pages().shrink(data, left)) {
-      c10::profiledCPUMemoryReporter().Delete(data);
-      c10::profiledCPUMemoryReporter().New(data, left);
-      if (label->owner != nullptr) static_cast<UnrecordedBytes*>(label->owner)->subtract(label->nbytes - left);
-      return;
-    }
-    try {
-      c10::DataPtr shorter = c10::GetDefaultCPUAllocator()->allocate(left);
-      std::memcpy(shorter.get(), data, left);
-      memory_ = std::move(shorter);
-    } catch (const c10::Error&) {
-      allocated_ = nbytes;
-    }
-  }
-
-  const std::shared_ptr<Packed> packed_;
-  const Packing packing_;
-  c10::DataPtr memory_;
-  std::size_t allocated_ = 0;  // of it
-};
-
-std::unique_ptr<Tier::Copy> Packed::put(const c10::Storage& bytes, TensorDomain&, std::shared_ptr<Waits> waits) {
-  const Clock::time_point begin = Clock::now();
-  std::optional<std::uint64_t> sum;
-  if (verify_) sum = checksum(static_cast<const char*>(bytes.data()), bytes.nbytes());
-  auto copy = std::make_unique<Bytes>(shared_from_this(), bytes, encoding_of(bytes), waits);
-  copy->sum = sum;
-  note(account_.out, bytes.nbytes(), begin, *waits, /*returning=*/false);
-  return copy;
-}
-
-void Packed::note(TierAccount::Traffic& traffic, std::size_t nbytes, Clock::time_point begin, Waits& waits,
-                  bool returning) {
-  const std::chrono::duration<double> took = Clock::now() - begin;
-  waits.add(took.count(), returning);
-  const std::lock_guard lock(feedback_mutex());
-  traffic.bytes += nbytes;
-  traffic.note(nbytes, took.count());
-}
 
 }  // namespace
 

@@ -3,6 +3,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <pthread.h>
+
 #include "base/interpreter.h"
 #include "engine/domain.h"
 #include "engine/sharing.h"
@@ -10,11 +12,12 @@
 namespace rematfn {
 namespace {
 
-// On the heap, since a forked child may have to do without the one it inherits.
+// A forked child has another: nobody else has a turn there.
 std::recursive_mutex*& turn_mutex() {
   static auto* instance = new std::recursive_mutex;
   return instance;
 }
+const int turns_at_fork = pthread_atfork(nullptr, nullptr, [] { turn_mutex() = new std::recursive_mutex; });
 
 }  // namespace
 
@@ -48,14 +51,6 @@ std::unique_lock<std::recursive_mutex> take_random_turn(Domain& domain) {
     while (!turn.try_lock()) lend(domain);
   }
   return turn;
-}
-
-void forget_turns_after_fork() {
-  if (turn_mutex()->try_lock()) {
-    turn_mutex()->unlock();
-  } else {
-    turn_mutex() = new std::recursive_mutex;
-  }
 }
 
 }  // namespace rematfn

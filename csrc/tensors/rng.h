@@ -39,7 +39,5 @@ class RandomState {
 // No other thread runs a random operator under a level while this is held. `domain`, whose lock this
 // thread holds, lends while it waits.
 [[nodiscard]] std::unique_lock<std::recursive_mutex> take_random_turn(Domain& domain);
-// In a forked child: nobody else has a turn.
-void forget_turns_after_fork();
 
 }  // namespace rematfn
