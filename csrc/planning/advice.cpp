@@ -28,9 +28,8 @@ class Mirror {
 
   // The record and its image, or none if no backward is to be expected.
   [[nodiscard]] std::optional<Trace> reflect() {
-    const bool has_turned = std::any_of(trace_.calls.begin(), trace_.calls.end(),
-                                        [](const Trace::Call& call) { return call.backward; });
-    const bool holds = std::find(held_.begin(), held_.end(), true) != held_.end();
+    const bool has_turned = std::ranges::any_of(trace_.calls, &Trace::Call::backward);
+    const bool holds = std::ranges::find(held_, true) != held_.end();
     if ((has_turned && !trace_.calls.back().backward) || !holds) return std::nullopt;
     if (has_turned) add_slack();
     for (std::size_t i = trace_.calls.size(); i-- > 0;) {
@@ -81,11 +80,10 @@ class Mirror {
     image.raw = false;
     std::vector<Trace::Id> inputs;  // each once
     for (const Trace::Read& read : call.reads) {
-      const bool again = std::find(inputs.begin(), inputs.end(), read.value) != inputs.end();
+      const bool again = std::ranges::find(inputs, read.value) != inputs.end();
       if (trace_.values[read.value].counted && !again) inputs.push_back(read.value);
     }
-    const bool reads_any = std::any_of(inputs.begin(), inputs.end(),
-                                       [&](Trace::Id input) { return held_[input]; });
+    const bool reads_any = std::ranges::any_of(inputs, [&](Trace::Id input) { return held_[input]; });
     std::vector<Trace::Id> done;  // read here for the last time
     const auto take = [&](Trace::Id value) {
       image.reads.push_back({value});
@@ -233,20 +231,11 @@ std::optional<Figure> enough_for(const Trace& trace, SimulationOptions options, 
 }
 
 std::string Advice::in_words() const {
-  switch (covers) {
-    case Covers::kNothing:
-      break;
-    case Covers::kSoFar:
-      return "about " + figure.text + ", in which all fits up to here";
-    case Covers::kAndBack:
-      return "about " + figure.text + ", in which all fits up to here, and a backward from here";
-    case Covers::kAndRest:
-      return "about " + figure.text +
-             ", in which all fits up to here, and the rest of the backward";
-    case Covers::kAll:
-      return figure.text + ", in which the whole call fits";
-  }
-  return "at least " + figure.text;
+  if (covers == Covers::kNothing) return "at least " + figure.text;
+  if (covers == Covers::kAll) return figure.text + ", in which the whole call fits";
+  const std::string so_far = "about " + figure.text + ", in which all fits up to here";
+  if (covers == Covers::kSoFar) return so_far;
+  return so_far + (covers == Covers::kAndBack ? ", and a backward from here" : ", and the rest of the backward");
 }
 
 // See Note [The figure is tried out]

@@ -77,11 +77,8 @@ void Search::try_settings(const SearchLimits& limits, std::shared_ptr<const Plan
 void Search::try_segments(std::size_t count) {
   limits_ = kNoLimits;
   const Segments segments(*trace_);
-  if (count > 0) {
-    count = std::min(count, segments.calls());
-    return queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
-  }
-  for (count = 1; count <= segments.calls(); count += count / 4 + 1) {
+  const std::size_t most = count > 0 ? std::min(count, segments.calls()) : segments.calls();
+  for (count = count > 0 ? most : 1; count <= most; count += count / 4 + 1) {
     queue_.push_back({.score = kAmongTheRest, .kept = segments.across(count)});
   }
 }
@@ -101,7 +98,7 @@ bool Search::only_drops_next() {
   return dropping_->pending_ || dropping_->goes_on(has_turn && has_dropping_left() ? Until::kOver : Until::kFits);
 }
 
-const std::shared_ptr<Plan>& Search::pend(Plan plan) {
+const Search::PlanRef& Search::pend(Plan plan) {
   if (only_drops_) plan.prefers = Preference::kDropping;
   return pending_ = std::make_shared<Plan>(std::move(plan));
 }
@@ -169,8 +166,7 @@ bool Search::try_shortened() {
   return true;
 }
 
-Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
-  auto found = std::make_shared<Plan>(*plan);
+std::shared_ptr<const Schedule> Search::shorten(const PlanRef& plan, Effort& effort) const {
   const SimulationOptions options{.budget = budget_,
                                   .policy = policy_,
                                   .guide = std::make_shared<Guide>(Followed{trace_, future_, plan}),
@@ -182,18 +178,17 @@ Search::PlanRef Search::shorten(const PlanRef& plan, Effort& effort) const {
   const ExchangeLimits exchanges{.operators = plan->schedule ? exchanges_left() : 0,
                                  .seed = exchanges_,
                                  .only_replayed = policy_.keeping.decides()};
-  found->schedule = shortened(*trace_, budget_, deeds.replays, effort, exchanges);
-  return found;
+  return shortened(*trace_, budget_, deeds.replays, effort, exchanges);
 }
 
 // A plan that prefers a way is compared with those that prefer the same, too.
 double Search::worth_finishing(const Plan& plan) const {
   if (plan.online) return reached() + kWorthAGuide * future_->cost;
-  const Best& alike = best_of_[index_of(plan.prefers)];
+  const Found& alike = best_of_[index_of(plan.prefers)];
   return alike.plan ? std::max(reached(), alike.plan->overhead) : kNever;
 }
 
-Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort& effort) const {
+Search::Found Search::simulate(const PlanRef& tried, Effort& effort) const {
   if (dropping_ && tried == dropping_->pending_) return dropping_->simulate(tried, effort);
   SimulationOptions options{.budget = budget_,
                             .policy = policy_,
@@ -205,38 +200,36 @@ Search::Result Search::simulate(const std::shared_ptr<const Plan>& tried, Effort
   effort.counts_walks = !best_.plan;
   const auto most = std::max<std::uint64_t>(kMostOfOne, 4 * trace_->calls.size());
   effort.most = best_.plan ? kAll : effort.operators + most;
-  Result result;
+  const auto plan = std::make_shared<Plan>(*tried);
+  Deeds deeds;
+  Statistics found;
+  bool fits = false;
   try {
-    const PlanRef plan = tried->shortened && !tried->carried_over ? shorten(tried, effort) : tried;
+    if (tried->shortened && !tried->carried_over) plan->schedule = shorten(tried, effort);
     options.guide = std::make_shared<Guide>(Followed{trace_, future_, plan});
-    Deeds deeds;
-    const Statistics found = rematfn::simulate(*trace_, options, &deeds);
-    if (found.overhead() > options.most_overhead) return result;  // it was not finished
-    result.overhead = found.overhead();
-    result.replayed = found.replayed_cost;
-    result.moved = std::move(deeds.moved);
-    result.schedule = plan->schedule;
+    found = rematfn::simulate(*trace_, options, &deeds);
+    fits = found.overhead() <= options.most_overhead;  // else it was not finished
   } catch (const NoRoom&) {
     // as it was
   } catch (const Stopped&) {
     if (effort.stop) throw;
   }
-  return result;
+  plan->overhead = fits ? found.overhead() : kNever;
+  plan->replayed = fits ? found.replayed_cost : kNever;
+  return {plan, std::move(deeds.moved)};
 }
 
-void Search::note_result(Result result, std::uint64_t operators) {
+void Search::note_result(const Found& found, std::uint64_t operators) {
   if (dropping_ && dropping_->pending_) {
-    dropping_->note_result(std::move(result), operators);
-    const PlanRef& found = dropping_->best_.plan;
-    const bool is_new = found != best_of_[index_of(Preference::kDropping)].plan;
-    if (is_new) note_found({found, std::vector<bool>(trace_->values.size())});
+    dropping_->note_result(found, operators);
+    const PlanRef& dropping = dropping_->best_.plan;
+    const bool is_new = dropping != best_of_[index_of(Preference::kDropping)].plan;
+    if (is_new) note_found({dropping, std::vector<bool>(trace_->values.size())});
     return;
   }
-  const double overhead = result.overhead;
-  pending_->overhead = overhead;
-  pending_->replayed = result.replayed;
-  pending_->schedule = std::move(result.schedule);
-  const std::shared_ptr<const Plan> plan = std::move(pending_);
+  pending_.reset();
+  const PlanRef& plan = found.plan;
+  const double overhead = plan->overhead;
   if (plan->shortened) {
     shortening_ += operators;
     constexpr double kGain = 0.01;
@@ -256,13 +249,13 @@ void Search::note_result(Result result, std::uint64_t operators) {
   if (overhead == kNever) return;
   if (overhead < reached()) found_ = plan;
   if (stage_ <= Stage::kMoves && is_better(plan, general_)) general_ = plan;
-  note_found({plan, std::move(result.moved)});
+  note_found(found);
 }
 
 // Of this search, or of the one among plans that only drop.
-void Search::note_found(const Best& found) {
+void Search::note_found(const Found& found) {
   const double overhead = found.plan->overhead;
-  Best& alike = best_of_[index_of(found.plan->prefers)];
+  Found& alike = best_of_[index_of(found.plan->prefers)];
   if (!is_better(alike.plan, found.plan)) alike = found;
   // Most changes alter nothing by themselves; those that are to come may need them.
   const bool as_good = stage_ == Stage::kLocal && overhead == reached();
@@ -298,7 +291,7 @@ std::shared_ptr<const Plan> Search::best() const {
   const auto is_broken = [&](const Plan& plan) { return (*broken)[index_of(plan.prefers)].load(); };
   if (!best || !is_broken(*best)) return best;
   PlanRef other;
-  for (const Best& alike : best_of_) {
+  for (const Found& alike : best_of_) {
     if (alike.plan && !is_broken(*alike.plan) && is_better(alike.plan, other)) other = alike.plan;
   }
   return other ? other : best;
@@ -383,7 +376,7 @@ void Search::try_what_is_kept() {
 }
 
 // By value, as that plan came to it.
-Plan Search::decided(const Best& best) const {
+Plan Search::decided(const Found& best) const {
   Plan plan = *best.plan;
   if (plan.prefers == Preference::kByValue || !link_->drops) return plan;
   plan.prefers = Preference::kByValue;
@@ -394,9 +387,9 @@ Plan Search::decided(const Best& best) const {
 // Local search: change one of the best plans a little, and keep what does no harm.
 Plan Search::changed() {
   if (!moves()) return changes_->of(best_.plan ? *best_.plan : Plan(), nullptr);
-  Best from = best_;
+  Found from = best_;
   if (!from.plan) return changes_->of(Plan(), &from.moved);
-  for (const Best& other : best_of_) {
+  for (const Found& other : best_of_) {
     if (other.plan && other.plan != best_.plan && changes_->one_in(4)) from = other;
   }
   const bool only_drops = from.plan->prefers == Preference::kDropping;

@@ -90,16 +90,14 @@ class Search {
 
   // The plan to simulate, the same until its result is noted; null if the search is over.
   [[nodiscard]] std::shared_ptr<const Plan> next();
-  struct Result {
-    double overhead = kNever;  // of the plan, in seconds; kNever if it does not fit
-    double replayed = kNever;  // that part of it
-    std::vector<bool> moved{};   // by value: what went over the link
-    std::shared_ptr<const Schedule> schedule{};  // of a run that was shortened
+  struct Found {
+    std::shared_ptr<const Plan> plan;  // with what it costs, and the schedule of a run that was shortened
+    std::vector<bool> moved;           // by value: what went over the link
   };
   // Throws Stopped.
-  [[nodiscard]] Result simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
+  [[nodiscard]] Found simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
   // `operators`: how many it took to simulate.
-  void note_result(Result result, std::uint64_t operators);
+  void note_result(const Found& found, std::uint64_t operators);
 
   // Nothing is left to try.
   [[nodiscard]] bool is_over() const { return over_ && !has_dropping_left(); }
@@ -130,10 +128,6 @@ class Search {
     kKept,   // products; what crosses between about sqrt(n) segments
     kLocal,  // search
     kListed,  // what is in the queue, and no more
-  };
-  struct Best {
-    std::shared_ptr<const Plan> plan;
-    std::vector<bool> moved;  // by value: what went over the link
   };
 
   [[nodiscard]] double reached() const { return best_.plan ? best_.plan->overhead : kNever; }
@@ -168,16 +162,16 @@ class Search {
   }
   [[nodiscard]] bool first_schedule_is_due() const;
   [[nodiscard]] Plan take_first();
-  [[nodiscard]] const std::shared_ptr<Plan>& pend(Plan plan);
+  [[nodiscard]] const PlanRef& pend(Plan plan);
   // Puts what comes next into the queue. False if nothing does.
   [[nodiscard]] bool begin_next_stage();
   void try_what_is_kept();
-  [[nodiscard]] Plan decided(const Best& best) const;
+  [[nodiscard]] Plan decided(const Found& best) const;
   [[nodiscard]] Plan changed();
-  void note_found(const Best& found);
+  void note_found(const Found& found);
   // Puts the best plan so far into the queue, to be shortened, unless it was before.
   [[nodiscard]] bool try_shortened();
-  [[nodiscard]] PlanRef shorten(const PlanRef& plan, Effort& effort) const;
+  [[nodiscard]] std::shared_ptr<const Schedule> shorten(const PlanRef& plan, Effort& effort) const;
   [[nodiscard]] const PlanRef& found_or_online() const;
 
   const std::shared_ptr<const Trace> trace_;
@@ -198,17 +192,17 @@ class Search {
   std::shared_ptr<const Plan> online_;  // if that fits, and was as good as what was found before
   Stage stage_ = Stage::kListed;
   std::deque<Plan> queue_;
-  std::shared_ptr<Plan> pending_;  // is being simulated, or to be
+  PlanRef pending_;  // is being simulated, or to be
   bool over_ = false;
   std::uint64_t simulated_ = 0;  // but for schedules
   std::uint64_t shortening_ = 0;
   int simulated_plans_ = 0;
   std::uint64_t last_gain_ = 0;
   double gained_ = kNever;  // the overhead then
-  Best best_;
+  Found best_;
   std::shared_ptr<const Plan> found_;  // the first that is as good
   std::shared_ptr<const Plan> general_;  // the same, of settings alone
-  std::array<Best, kPreferences> best_of_;  // by what plans prefer
+  std::array<Found, kPreferences> best_of_;  // by what plans prefer
   std::optional<PlanChanges> changes_;  // for local search
 };
 

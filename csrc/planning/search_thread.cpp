@@ -32,9 +32,7 @@ struct Searcher {
 
 Searcher* searcher = nullptr;
 
-void before_fork() {
-  searcher->mutex.lock();
-}
+void before_fork() { searcher->mutex.lock(); }
 void after_fork_in_parent() { searcher->mutex.unlock(); }
 void after_fork_in_child() {
   const bool ended = searcher->ended;
@@ -56,10 +54,8 @@ Searcher& the_searcher() {
 
 // See Note [A search takes what nobody wants]
 void give_way() {
-#ifdef __linux__
   const sched_param none{};
   static_cast<void>(sched_setscheduler(0, SCHED_IDLE, &none));  // of this thread
-#endif
 }
 
 // Simulates the next plan of `search`, or waits while somebody else does. There is one, and the mutex is
@@ -75,16 +71,16 @@ void simulate_next(Searcher& own, Search& search, Effort& effort,
     search.simulated_in = nullptr;
     own.changed.notify_all();
   };
-  Search::Result result;
+  Search::Found found;
   lock.unlock();
   try {
-    result = search.simulate(plan, effort);
+    found = search.simulate(plan, effort);
   } catch (...) {
     end();
     throw;
   }
   end();
-  search.note_result(std::move(result), effort.operators - before);
+  search.note_result(found, effort.operators - before);
 }
 
 // Beside the calls, until it is over, or another waits and it has had its turn. Returns whether it is to go on.

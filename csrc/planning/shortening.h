@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// shortening.h: a schedule, made from a run: what of its replays is not needed is left out.
+// shortening.h: a schedule, made from a run: what of its replays is not needed is left out, or exchanged.
 //
 // Note [Replays that hindsight spares]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -21,22 +21,38 @@
 // Where values may be moved, it is a run of a plan that drops them: a sequence has no copies.
 // Checkmate (Jain et al., MLSys 2020) writes all of this as an integer program; Moccasin (Bartan et al.,
 // ICML 2023) chooses intervals in which values are kept. This is a local search from a sequence that fits.
+//
+// Note [A replay is exchanged for cheaper ones]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Where no replay can be left out alone, one can be if others come in its place: what it made is kept, and where
+// that has no room, values go that are not read there, and are replayed before their next readers; so may their
+// inputs, in turn. Then whatever has become needless is left out, and the sequence is taken if it costs no more.
+// This is an iterated local search (Lourenço et al., 2003) of chains of ejections (Glover, 1996), by chance.
+// Where values are marked, or the policy keeps some, only what the run has replayed goes: it went by that.
+// docs/design/floor.md has what exchanges bring.
 
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "engine/schedule.h"
 #include "engine/trace.h"
-#include "planning/exchanges.h"
 #include "planning/simulation.h"
 
 namespace rematfn {
 
+// How long exchanges are tried, in operators simulated in that time; and what their chances depend on.
+struct ExchangeLimits {
+  std::uint64_t operators = 0;
+  std::uint32_t seed = 0;
+  bool only_replayed = false;  // only what the run has made again may go: the policy keeps what it may
+};
+
 // A schedule for `trace` in `budget`, from the replays of a run. Throws Stopped. `effort` is added to.
 [[nodiscard]] std::shared_ptr<const Schedule> shortened(const Trace& trace, std::size_t budget,
                                                         const std::vector<Replayed>& replays,
-                                                        Effort& effort, const ExchangeLimits& exchanges = {});
+                                                        Effort& effort, const ExchangeLimits& exchanges);
 
 }  // namespace rematfn

@@ -7,19 +7,21 @@
 
 #pragma once
 
+#include <algorithm>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "engine/domain.h"
 #include "engine/link.h"
-#include "engine/lineage.h"
 
 namespace rematfn {
 
 class SimulatedLink final : public Link {
  public:
   // `room`: bytes that there is room for at the other end.
-  SimulatedLink(Domain& domain, const LinkFigures& figures, std::size_t room,
-                std::size_t values);
+  SimulatedLink(Domain& domain, const LinkFigures& figures, std::size_t room, std::size_t values)
+      : Link(domain), figures_(figures), room_(room), moved_(values) {}
 
   // By value: what has gone over it.
   [[nodiscard]] const std::vector<bool>& moved() const { return moved_; }
@@ -37,19 +39,64 @@ class SimulatedLink final : public Link {
   [[nodiscard]] bool takes_copies(const Version& version) const override {
     return !figures_.packs && has_room(version);
   }
-  [[nodiscard]] bool take_copy(Version& version, Way& from) override;
-  [[nodiscard]] Place leave(Version& version) override;
-  [[nodiscard]] Place bring_back(Version& version) override;
-  [[nodiscard]] bool has_arrived(const Version& version) const override;
-  [[nodiscard]] Place wait(Version& version) override;
+  [[nodiscard]] bool take_copy(Version& version, Way& from) override {
+    from.discard(version);
+    std::ignore = leave(version);
+    ledger_.root->statistics.waited += std::max(out_free_ - now(), 0.0);
+    return true;
+  }
+  [[nodiscard]] Place leave(Version& version) override {
+    held_ += version.nbytes;
+    const double taken = time_out(version.nbytes);
+    if (version.value != kNoValue) moved_[version.value] = true;
+    if (figures_.packs) {
+      ledger_.root->statistics.waited += taken;
+      return Place::kAway;
+    }
+    slow_down(taken);
+    out_free_ = std::max(out_free_, now()) + taken;
+    arrives_[&version] = out_free_;
+    return Place::kLeaving;
+  }
+  [[nodiscard]] Place bring_back(Version& version) override {
+    const double taken = time_in(version.nbytes);
+    if (figures_.packs) {
+      ledger_.root->statistics.waited += taken;
+      discard(version);
+      return Place::kHere;
+    }
+    slow_down(taken);
+    in_free_ = std::max(in_free_, now()) + taken;
+    if (figures_.one_way_at_a_time) out_free_ = std::max(out_free_, now()) + taken;
+    arrives_[&version] = in_free_;
+    return Place::kComing;
+  }
+  [[nodiscard]] bool has_arrived(const Version& version) const override {
+    return arrives_.at(&version) <= now();
+  }
+  [[nodiscard]] Place wait(Version& version) override {
+    const double late = arrives_.at(&version) - now();
+    if (late > 0) ledger_.root->statistics.waited += late;
+    if (version.place() == Place::kLeaving) return Place::kAway;
+    if (late > 0) ++ledger_.root->statistics.late_returns;
+    discard(version);
+    return Place::kHere;
+  }
   void turn_back(Version&) override {}
-  void discard(Version& version) override;
+  void discard(Version& version) override {
+    held_ -= version.nbytes;
+    arrives_.erase(&version);
+  }
 
  private:
   [[nodiscard]] LinkFigures figures() const override { return figures_; }
-  [[nodiscard]] std::size_t queued_in() const override;
-  [[nodiscard]] double now() const;
-  void slow_down(double taken);
+  [[nodiscard]] std::size_t queued_in() const override {
+    const double left = std::max(in_free_ - now(), 0.0);
+    return figures_.per_byte_in > 0 ? static_cast<std::size_t>(left / figures_.per_byte_in) : 0;
+  }
+  [[nodiscard]] double now() const { return ledger_.clock + ledger_.spent(); }
+  // Whoever computes meanwhile takes longer.
+  void slow_down(double taken) { ledger_.root->statistics.waited += figures_.drag * taken; }
 
   const LinkFigures figures_;
   const std::size_t room_;

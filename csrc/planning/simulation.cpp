@@ -232,9 +232,11 @@ class Simulation {
           bring_back(*versions_[event.index]);
           domain_->observers.note(Trace::What::kRead, *versions_[event.index]);
           break;
-        case Trace::What::kMark:
-          mark(trace_.marks[event.index]);
+        case Trace::What::kMark: {
+          const auto& [value, name] = trace_.marks[event.index];
+          if (versions_[value]->table) domain_->mark(*versions_[value], name);
           break;
+        }
         case Trace::What::kUnrecorded:
           domain_->note_unrecorded(*table_, trace_.unrecorded[event.index]);
           domain_->make_room(*table_, 0);
@@ -255,11 +257,6 @@ class Simulation {
   }
 
  private:
-  void mark(const Trace::Mark& mark) {
-    Version& version = *versions_[mark.value];
-    if (version.table) domain_->mark(version, mark.name);
-  }
-
   void bring_back(Version& version) {
     Version* wanted = &version;
     if (version.table) domain_->materialize({&wanted, 1});
