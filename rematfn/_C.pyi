@@ -151,7 +151,6 @@ def simulate(
     unit: str,
     peak: int,
 ) -> dict[str, Any] | tuple[str, int, bool]: ...
-def replays_of(trace: Trace, budget: int, policy: Policy, program: Program) -> list[int] | None: ...
 def modelled_cost(
     name: str,
     overload: str,

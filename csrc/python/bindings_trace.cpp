@@ -50,17 +50,19 @@ py::list events_of(const Trace& trace) {
   return events;
 }
 
-// The statistics, or (a budget that would do, in words, unevictable bytes, whether it thrashes).
+// The statistics and the calls that are replayed, in their order; or (a budget that would do, in words, unevictable
+// bytes, whether it thrashes).
 py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std::size_t> budget,
                           const Policy& policy, const Program* program,
                           const std::string& unit, std::size_t peak) {
   Statistics statistics;
+  Deeds deeds;
   const std::size_t bytes = budget.value_or(kNoBudget);
   SimulationOptions options{.budget = bytes, .policy = policy};
   try {
     const py::gil_scoped_release nogil;
     if (program != nullptr) options.guide = program->guide(program->trace == trace);
-    statistics = simulate(*trace, options);
+    statistics = simulate(*trace, options, &deeds);
   } catch (const NoRoom& why) {
     options.guide.reset();
     const Wording wording{unit, peak};
@@ -73,21 +75,11 @@ py::object simulate_trace(const std::shared_ptr<Trace>& trace, std::optional<std
     }
     return py::make_tuple(advice.in_words(), why.unevictable, why.thrashing);
   }
-  return record_of(statistics, bytes, 0);
-}
-
-// The calls that are replayed by the program's plan, in their order; None if it does not fit.
-std::optional<std::vector<std::uint32_t>> replays_of(const std::shared_ptr<Trace>& trace, std::size_t budget,
-                                                     const Policy& policy, const Program& program) {
-  Deeds deeds;
-  try {
-    (void)simulate(*trace, {.budget = budget, .policy = policy, .guide = program.guide()}, &deeds);
-  } catch (const NoRoom&) {
-    return std::nullopt;
-  }
-  std::vector<std::uint32_t> calls;
-  for (const Replayed& replayed : deeds.replays) calls.push_back(replayed.call);
-  return calls;
+  py::dict found = record_of(statistics, bytes, 0);
+  py::list replays;
+  for (const Replayed& replayed : deeds.replays) replays.append(replayed.call);
+  found["replayed_calls"] = replays;
+  return found;
 }
 
 std::shared_ptr<const OperatorFacts> facts_by(const std::string& name, const std::string& overload) {
@@ -156,9 +148,7 @@ py::dict columns_of(const Journal& journal) {
     values.append(py::make_tuple(v.nbytes, id_of(v.made_by), v.has_producer, id_of(v.cut_at), v.raw, v.kept, v.held));
   }
   columns["values"] = values;
-  py::list begun;
-  begun.append(py::make_tuple(journal.begun_at));
-  columns["begun"] = begun;
+  columns["begun"] = py::make_tuple(py::make_tuple(journal.begun_at));
   return columns;
 }
 
@@ -285,7 +275,6 @@ void bind_traces(py::module_& m) {
       .def_property_readonly("elapsed", &Program::elapsed)
       .def("overhead", &Program::overhead);
   m.def("simulate", &simulate_trace);
-  m.def("replays_of", &replays_of, nogil);
   m.def("modelled_cost", &modelled_cost_of);
   m.def("has_one_result", &has_one_result);
   m.def("end_searches", &end_searches, nogil);

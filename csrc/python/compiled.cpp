@@ -2,6 +2,7 @@
 //
 // compiled.cpp: the operator `rematfn::compiled`. See Note [Compiled pieces are operators]
 
+#include <ATen/TensorGeometry.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
@@ -48,13 +49,9 @@ using Pieces = std::unordered_map<std::int64_t, Piece>;
 Pieces& pieces = *new Pieces;  // outlives the interpreter
 std::vector<std::int64_t>& forgotten = *new std::vector<std::int64_t>;
 
-using Extents = c10::SmallVector<std::int64_t, 5>;
-
 // How a view reads a storage.
 struct Reading {
-  Extents sizes;
-  Extents strides;
-  std::int64_t offset;
+  at::TensorGeometry geometry;
   at::ScalarType dtype;
   bool is_conj;
   bool is_neg;
@@ -77,26 +74,6 @@ py::object checked(PyObject* made) {
   throw std::move(error);
 }
 
-// Where dynamo watches this thread's frames it would compile those of a piece that is replayed there.
-class WithoutDynamo {
- public:
-  WithoutDynamo() : outer_(set_callback(py::none())) {}
-  ~WithoutDynamo() {
-    if (!outer_.is_none()) set_callback(outer_);
-  }
-  WithoutDynamo(const WithoutDynamo&) = delete;
-  WithoutDynamo& operator=(const WithoutDynamo&) = delete;
-
- private:
-  static py::object set_callback(const py::object& callback) {
-    static const auto& set = *new py::object(
-        py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame"));
-    return checked(PyObject_CallOneArg(set.ptr(), callback.ptr()));
-  }
-
-  const py::object outer_;
-};
-
 py::object call(const Piece& piece, const py::object& function, at::TensorList tensors,
                 at::IntArrayRef sizes, at::ArrayRef<double> numbers) {
   py::list given(piece.kinds.size());
@@ -115,7 +92,6 @@ py::object call(const Piece& piece, const py::object& function, at::TensorList t
     }
     PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(place++), checked(item).release().ptr());
   }
-  const WithoutDynamo scope;
   return checked(PyObject_CallOneArg(function.ptr(), given.ptr()));
 }
 
@@ -140,9 +116,7 @@ Tensors take_apart(const py::object& results, at::TensorList arguments, std::vec
     if (part.source == all.size()) {
       all.push_back(tensor);
     } else {
-      part.view = Reading{.sizes = Extents(tensor.sizes()),
-                          .strides = Extents(tensor.strides()),
-                          .offset = tensor.storage_offset(),
+      part.view = Reading{.geometry = at::TensorGeometry(tensor),
                           .dtype = tensor.scalar_type(),
                           .is_conj = tensor.is_conj(),
                           .is_neg = tensor.is_neg()};
@@ -166,7 +140,8 @@ at::Tensor view_of(at::Tensor source, const Reading& view) {
     source = at::as_strided(with_bits(std::move(source), false, false), {elements}, {1}, 0);
     source = at::slice(source.view(at::kByte), 0, 0, taken).view(view.dtype);
   }
-  source = at::as_strided(source, view.sizes, view.strides, view.offset);
+  const at::TensorGeometry& to = view.geometry;
+  source = at::as_strided(source, to.sizes(), to.strides(), to.storage_offset());
   return with_bits(std::move(source), view.is_conj, view.is_neg);
 }
 

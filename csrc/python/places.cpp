@@ -23,12 +23,7 @@ namespace py = pybind11;
 namespace rematfn {
 namespace {
 
-struct SourcePlace {
-  std::string file;
-  std::string function;
-  int line;
-  std::string module;
-};
+using SourcePlace = std::tuple<std::string, int, std::string, std::string>;  // file, line, function, module path
 
 // All under the interpreter's lock.
 struct Places {
@@ -47,34 +42,17 @@ std::string text_of(const py::object& text) {
   return py::cast<std::string>(text.attr("encode")("utf-8", "backslashreplace"));
 }
 
-std::string text_of(PyObject* owner, const char* name) {
-  return text_of(py::handle(owner).attr(name));
-}
-
-bool is_users(PyObject* code) {
+bool is_users(const py::object& code) {
   auto& known = places.is_users;
-  if (const auto found = known.find(code); found != known.end()) return found->second;
-  const std::string file = text_of(code, "co_filename");
+  if (const auto found = known.find(code.ptr()); found != known.end()) return found->second;
+  const std::string file = text_of(code.attr("co_filename"));
   bool is = !file.starts_with("<frozen");
   for (const std::string& folder : places.libraries) {
     // Below Python's own folder there may be what is installed.
     const auto installed = file.find("-packages/", folder.size());
     is &= !file.starts_with(folder) || installed != std::string::npos;
   }
-  Py_INCREF(code);
-  return known.emplace(code, is).first->second;
-}
-
-std::uint32_t number_of(PyFrameObject* frame, PyObject* code) {
-  Places& p = places;
-  const int line = PyFrame_GetLineNumber(frame);
-  const std::string module = modules_around.empty() ? "" : modules_around.back();
-  const auto [known, is_new] = p.numbers.try_emplace({code, line, module},
-                                                     static_cast<std::uint32_t>(p.all.size()));
-  if (is_new) {
-    p.all.push_back({text_of(code, "co_filename"), text_of(code, "co_name"), line, module});
-  }
-  return known->second;
+  return known.emplace(code.inc_ref().ptr(), is).first->second;
 }
 
 }  // namespace
@@ -82,26 +60,26 @@ std::uint32_t number_of(PyFrameObject* frame, PyObject* code) {
 std::uint32_t current_place() {
   if (Py_IsInitialized() == 0) return 0;
   const py::gil_scoped_acquire gil;
-  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  std::uint32_t found = 0;
-  while (frame != nullptr && found == 0) {
-    PyCodeObject* code = PyFrame_GetCode(frame);
-    auto* const object = reinterpret_cast<PyObject*>(code);
-    if (is_users(object)) found = number_of(frame, object);
-    Py_DECREF(object);
-    PyFrameObject* const back = PyFrame_GetBack(frame);
-    Py_DECREF(reinterpret_cast<PyObject*>(frame));
-    frame = back;
+  PyFrameObject* innermost = PyThreadState_GetFrame(PyThreadState_Get());
+  auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(innermost));
+  for (; frame && !frame.is_none(); frame = frame.attr("f_back")) {
+    const py::object code = frame.attr("f_code");
+    if (!is_users(code)) continue;
+    const int line = PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.ptr()));
+    const std::string module = modules_around.empty() ? "" : modules_around.back();
+    const auto [known, is_new] = places.numbers.try_emplace({code.ptr(), line, module},
+                                                            static_cast<std::uint32_t>(places.all.size()));
+    if (is_new) places.all.emplace_back(text_of(code.attr("co_filename")), line, text_of(code.attr("co_name")), module);
+    return known->second;
   }
-  Py_XDECREF(reinterpret_cast<PyObject*>(frame));
-  return found;
+  return 0;
 }
 
 std::string describe(std::uint32_t number) {
   const py::gil_scoped_acquire gil;
-  const SourcePlace& place = places.all.at(number);
-  std::string text = place.file + ":" + std::to_string(place.line) + " in " + place.function;
-  return place.module.empty() ? text : text + " (" + place.module + ")";
+  const auto& [file, line, function, module] = places.all.at(number);
+  const std::string text = file + ":" + std::to_string(line) + " in " + function;
+  return module.empty() ? text : text + " (" + module + ")";
 }
 
 void bind_places(py::module_& m) {
@@ -115,10 +93,7 @@ void bind_places(py::module_& m) {
     if (!modules_around.empty()) modules_around.pop_back();
   });
   // (file, line, function, module path)
-  m.def("place", [](std::uint32_t number) {
-    const SourcePlace& place = places.all.at(number);
-    return py::make_tuple(place.file, place.line, place.function, place.module);
-  });
+  m.def("place", [](std::uint32_t number) { return places.all.at(number); });
 }
 
 }  // namespace rematfn

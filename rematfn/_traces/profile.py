@@ -130,10 +130,12 @@ class Profile:
         plan = _C.Program(self._planned)
         _POLICY.begin(plan, budget, link=self._link)
         plan.finish()
-        if self._link is not None:
-            return plan.overhead()
-        replays = _C.replays_of(self._planned, budget, _POLICY.core(), plan)
-        return math.inf if replays is None else sum(self._times[call] for call in replays)
+        overhead = plan.overhead()
+        if self._link is not None or overhead == math.inf:
+            return overhead
+        found: Any = _C.simulate(self._planned, budget, _POLICY.core(), plan, "", 0)
+        replayed: list[int] = found["replayed_calls"]
+        return sum(self._times[call] for call in replayed)
 
     def budget_for(self, time: float) -> int:
         """Return the least budget in which a call would take at most ``time`` of its time.

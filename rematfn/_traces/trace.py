@@ -226,6 +226,7 @@ def simulate(
     of = 0 if parsed.fraction is None else trace.peak_bytes
     found = _C.simulate(trace._core, nbytes, policy.core(), program, parsed.unit, of)
     if isinstance(found, dict):
+        found.pop("replayed_calls")
         kind = "online" if program is None else "guided"
         return Stats(**found, call=kind, why="it was simulated")
     enough, kept, thrashes = found
