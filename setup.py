@@ -38,6 +38,9 @@ NO_TORCH = (
     f"{sys.executable} cannot import it. If pip is building in an isolated environment, torch is "
     f"hidden from it. Install torch first, then run `{INSTALL}`."
 )
+NO_PROFILE = (
+    "rematfn: a build by a profile (`make fast`) needs GCC, and {compiler} is not. Name it in CXX."
+)
 NO_COMPILER = (
     "rematfn: building needs a C++20 compiler, and none was found (tried {tried}). Install one, "
     "for example with `apt-get install g++` or `dnf install gcc-c++`, or name yours in the "
@@ -93,15 +96,15 @@ def requirement(minors: list[tuple[int, int]]) -> str:
     return f"torch>={major}.{first},<{major}.{last + 1}{skipped}"
 
 
-def is_gcc() -> bool:
-    """Return whether the compiler is GCC, which optimises at link time with any linker."""
-    command = [*shlex.split(find_compiler()), "--version"]
+def is_gcc(compiler: str) -> bool:
+    """Return whether a compiler is GCC, which optimises at link time with any linker."""
+    command = [*shlex.split(compiler), "--version"]
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     return "Free Software Foundation" in asked.stdout
 
 
-def flags() -> tuple[list[str], list[str]]:
-    """Return the arguments for compiling and for linking."""
+def flags(compiler: str) -> tuple[list[str], list[str]]:
+    """Return the arguments for compiling and for linking; exit if there can be no profile."""
     # -MMD writes down which files were read, for `is_current`.
     compile_args = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-MMD"]
     sanitize = os.environ.get("REMATFN_SANITIZE")  # such as "address,undefined"
@@ -111,7 +114,9 @@ def flags() -> tuple[list[str], list[str]]:
     # GCC 12 removes a store as dead where, as an exception passes, nothing but a loop of stores
     # comes after it: `tests/project/way_out.cpp`. A level stayed in the middle of its replays.
     optimise = ["-O2", "-fno-tree-dse", "-g0", "-fvisibility-inlines-hidden", "-fno-plt"]
-    if is_gcc() and not os.environ.get("REMATFN_SEPARATE"):
+    if PROFILE and not is_gcc(compiler):
+        sys.exit(NO_PROFILE.format(compiler=compiler))
+    if is_gcc(compiler) and not os.environ.get("REMATFN_SEPARATE"):
         # What an operator passes in a level does not fit into a processor's cache of instructions,
         # so what matters is what is inlined, and that what is rare lies elsewhere.
         optimise += ["-flto=auto", "--param=builtin-expect-probability=100"]
@@ -149,9 +154,8 @@ def core(
 ) -> setuptools.Extension:
     """Describe the core for one torch, as `rematfn/_interop/compat.py` looks for it."""
     includes = [torch / "include", torch / "include/torch/csrc/api/include"]
-    compile_args, link_args = flags()
     # As system folders: warnings are then about our code only.
-    compile_args = [*(f"-isystem{path}" for path in includes), *compile_args]
+    compile_args = [f"-isystem{path}" for path in includes]
     compile_args.append(f"-ffile-prefix-map={torch.parent}/=")  # messages name no folder of ours
     described = setuptools.Extension(
         "rematfn._C_torch{}_{}".format(*minor),
@@ -162,7 +166,6 @@ def core(
         library_dirs=[str(torch / "lib")],
         libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_compile_args=compile_args,
-        extra_link_args=link_args,
         language="c++",
     )
     described.torch_version = version
@@ -198,6 +201,10 @@ class BuildCores(build_ext):
     def run(self):
         """Build, and remove the cores that an earlier build left there, of other sources."""
         os.environ["CXX"] = find_compiler()
+        compile_args, link_args = flags(os.environ["CXX"])
+        for built in self.extensions:
+            built.extra_compile_args += compile_args
+            built.extra_link_args += link_args
         super().run()
         remove_others({Path(self.get_ext_fullpath(built.name)) for built in self.extensions})
 
@@ -219,6 +226,8 @@ class BuildCores(build_ext):
         self.build_temp = f"build/{sys.implementation.cache_tag}-torch-{ext.torch_version}"
         if sanitizers := os.environ.get("REMATFN_SANITIZE"):
             self.build_temp += f"-{sanitizers.replace(',', '-')}"
+        if PROFILE:  # nothing that counts is linked into another build
+            self.build_temp += "-profile"
         compile_all = self.compiler.compile
 
         def compile_one(source: str, **options) -> list[str]:

@@ -217,12 +217,21 @@ def test_the_changelog_begins_with_this_version():
 
 
 def test_what_is_done_as_an_exception_passes_is_compiled(setup_script, tmp_path):
-    compile_args, link_args = setup_script.flags()
+    compiler = setup_script.find_compiler()
+    compile_args, link_args = setup_script.flags(compiler)
     source, program = Path(__file__).with_name("way_out.cpp"), tmp_path / "way_out"
-    command = [*shlex.split(setup_script.find_compiler()), *compile_args, *link_args]
+    command = [*shlex.split(compiler), *compile_args, *link_args]
     subprocess.run([*command, source, "-o", program], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=True)
     assert done.stdout == "0 0\n"
+
+
+def test_a_build_by_a_profile_needs_gcc(setup_script, monkeypatch):
+    monkeypatch.setattr(setup_script, "PROFILE", "use")
+    monkeypatch.setattr(setup_script, "is_gcc", lambda compiler: compiler != "clang++")
+    assert "-fprofile-use" in setup_script.flags("g++")[0]
+    with pytest.raises(SystemExit, match="needs GCC, and clang"):
+        setup_script.flags("clang++")
 
 
 # --- what is missing when one builds --------------------------------------------------------------
