@@ -140,8 +140,14 @@ class Program:
     def cut_at_points(self, budget: int) -> None: ...
     def overhead(self) -> float: ...
     def enough_for(
-        self, policy: Policy, least: int, most_replays: float, link: Link | None = None
-    ) -> int: ...
+        self,
+        policy: Policy,
+        least: int,
+        most_replays: float,
+        link: Link | None = None,
+        unit: str = "",
+        peak: int = 0,
+    ) -> tuple[int, str]: ...
 
 def simulate(
     trace: Trace,

@@ -44,7 +44,8 @@ class BudgetError(RematError, MemoryError):
 
     With ``remat(..., most_replays=...)`` it is also raised when replays cost more than that. A call
     that follows a plan is refused before it begins. Another call is stopped while it runs, once its
-    replays exceed the limit for its estimated cost, or when it returns.
+    replays exceed the limit for its estimated cost, or when it returns. Without that option a call
+    is stopped once its replays cost 100 times its program.
 
     Example:
         The sine of 256 KiB is 256 KiB, and 64 KiB are not enough to hold it:

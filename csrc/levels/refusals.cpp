@@ -158,7 +158,7 @@ void stop_if_thrashing(Level& level) {
   raise(ErrorKind::kBudget,
         outermost.name + ": by now the call has replayed " +
             in_multiples(statistics.replayed_cost / cost) + " times what the program costs within " +
-            format_bytes(outermost.budget, outermost.wording) + ", most_replays allows " +
+            format_bytes(outermost.budget, outermost.wording) + ", and is stopped at " +
             in_multiples(outermost.most_replays) + " times. Raise the budget" + raise_it +
             " Or give most_replays a larger number." + changes_of(outermost));
 }

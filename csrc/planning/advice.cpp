@@ -156,9 +156,9 @@ class Trial {
       : trace_(trace), options_(std::move(options)) {
     effort_.counts_walks = true;
     options_.effort = &effort_;
-    if (options_.most_overhead != kNever) return;
     const double operators = static_cast<double>(trace.calls.size()) + 1;
-    most_overhead_ = trace.cost() * std::clamp(kMostReplays / operators, 2.0, 10.0);
+    const double most = trace.cost() * std::clamp(kMostReplays / operators, 2.0, 10.0);
+    if (most < options_.most_overhead) most_overhead_ = most;
   }
 
   // In which nothing has to go; none if that much cannot be simulated.
@@ -202,7 +202,7 @@ class Trial {
   const Trace& trace_;
   SimulationOptions options_;
   // A budget in which the call takes longer than that is not one to ask for.
-  std::optional<double> most_overhead_;  // none: it was said
+  std::optional<double> most_overhead_;  // none: less is allowed
   Effort effort_;
   std::uint64_t at_least_ = 0;  // what a simulation takes in which nothing has to go
 };

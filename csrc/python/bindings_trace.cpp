@@ -254,20 +254,22 @@ void bind_traces(py::module_& m) {
       .def("follow", &Program::follow, nogil, py::arg("alike") = true)
       .def("finish", &Program::finish, nogil)
       .def("is_settled", &Program::is_settled, nogil)
-      // A budget from `least` on in which it replays at most so many times its cost.
+      // A budget from `least` on in which it replays at most so many times its cost, and in words.
       .def(
           "enough_for",
           [](const Program& program, const Policy& policy, std::size_t least, double most_replays,
-             const LinkOptions* link) {
+             const LinkOptions* link, const std::string& unit, std::size_t of_peak) {
             SimulationOptions options{.policy = policy};
-            const std::size_t peak = simulate(*program.trace, options).peak_bytes;
+            const std::size_t most = std::max(simulate(*program.trace, options).peak_bytes, least);
             if (std::isfinite(most_replays)) options.most_overhead = most_replays * program.cost();
             if (link != nullptr) options.link = *link;
-            const auto enough = enough_for(*program.trace, options, least, {});
-            return std::min(enough ? enough->bytes : peak, std::max(peak, least));
+            const Wording wording{unit, of_peak};
+            const auto enough = enough_for(*program.trace, options, least, wording);
+            const Figure figure = enough && enough->bytes <= most ? *enough : figure_of(most, wording);
+            return std::make_pair(figure.bytes, figure.text);
           },
-          nogil, py::arg("policy"), py::arg("least"), py::arg("most_replays"),
-          py::arg("link") = nullptr)
+          nogil, py::arg("policy"), py::arg("least"), py::arg("most_replays"), py::arg("link") = nullptr,
+          py::arg("unit") = "", py::arg("peak") = 0)
       .def_property_readonly("writes_outside", &Program::writes_outside)
       .def_property_readonly("cost", &Program::cost)
       .def_property_readonly("budget", &Program::budget)

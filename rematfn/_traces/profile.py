@@ -110,7 +110,7 @@ class Profile:
         online, peak = DEFAULT_POLICY.core(), self.peak_bytes
         whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
         least = max(1, whole["min_budget"])  # what the largest operator needs at once
-        self.min_budget = min(program.enough_for(online, least, math.inf, link), peak)
+        self.min_budget = min(program.enough_for(online, least, math.inf, link)[0], peak)
         self.costs = [self._cost_within(nbytes) for nbytes in budgets]
 
     def predict(self, budget: BudgetLike) -> Cost:

@@ -17,7 +17,7 @@ A plan that moves values is not judged before, since what it costs is waiting, t
 
 Where the user has set no limit, the limit is DEFAULT_MOST, and all that is said is a warning, once
 for each function. Its figure must be right, and the record of a call that is over tells it: so it
-comes then, and not while the call runs.
+comes then, and not while the call runs. A call may never be over, so it is stopped at ENDLESS.
 """
 
 import functools
@@ -75,11 +75,11 @@ def look_back(g: Told, ran: Call, *, of_the_last: bool) -> None:
     if options.limit < replayed < math.inf and not by_plan and not ran.report.stopped:
         program = g._history.record_of(ran, guided=isinstance(options.policy, Planned))
         which = ": the last call" if of_the_last else ": the call"
-        _tell_of_thrashing(g, which, replayed, figures["budget"], program, done=of_the_last)
+        _tell_of_thrashing(g, ran, which, replayed, figures["budget"], program, done=of_the_last)
     _advise(g, ran, figures)
 
 
-def judge_plan(g: Told, program: _C.Program, budget: int) -> None:
+def judge_plan(g: Told, ran: Call, program: _C.Program, budget: int) -> None:
     """Report replays beyond `most_replays`; where that is an error, once the search is over."""
 
     def is_too_much() -> bool:
@@ -89,11 +89,12 @@ def judge_plan(g: Told, program: _C.Program, budget: int) -> None:
         program.finish()
     if is_too_much() and program.is_settled():
         replayed = program.overhead() / program.cost
-        _tell_of_thrashing(g, ": the call, by its plan,", replayed, budget, program)
+        _tell_of_thrashing(g, ran, ": the call, by its plan,", replayed, budget, program)
 
 
 def _tell_of_thrashing(
     g: Told,
+    ran: Call,
     which: str,
     replayed: float,
     budget: int,
@@ -108,14 +109,14 @@ def _tell_of_thrashing(
     message = (
         f"{which} replays {replayed:.3g} times the program's cost within {format_bytes(budget)}, "
         f"most_replays allows {g._options.limit:g} times{' by default' if is_default else ''}."
-        f"{_against_thrashing(g._options, budget, program)}"
+        f"{_against_thrashing(g._options, ran, budget, program)}"
     )
     if not (done or is_default):
         raise BudgetError(g._described + message)
     _warn_once(g, ThrashingWarning, message)
 
 
-def _against_thrashing(options: Options, budget: int, program: _C.Program | None) -> str:
+def _against_thrashing(options: Options, ran: Call, budget: int, program: _C.Program | None) -> str:
     policy = options.policy
     allow = " Or give most_replays a larger number."
     unsure = isinstance(policy, Planned) and not isinstance(policy, Guided)
@@ -123,10 +124,10 @@ def _against_thrashing(options: Options, budget: int, program: _C.Program | None
         return " Raise the budget." + allow
     # A plan replays no more than the policy that it begins with.
     link = options.tiers.link(options.drops)
-    enough = program.enough_for(policy.core(), budget, options.limit, link)
+    terms = options.budget.unit, ran.of_bytes
+    enough, text = program.enough_for(policy.core(), budget, options.limit, link, *terms)
     if format_bytes(enough) == format_bytes(budget):  # times have decided what went, and how
         return " By its record it need not; later calls are likely to replay less." + allow
-    text = options.budget.in_its_terms(enough, budget)
     return f" Raise the budget to about {text}, in which it does not." + allow
 
 
@@ -181,15 +182,16 @@ def look_at_result(g: Told, f: Any, result: Any, given: Sequence[Any], ran: Call
     )
 
 
-def refuse(g: Told, program: _C.Program, budget: int, link: _C.Link | None) -> NoReturn:
+def refuse(g: Told, ran: Call, program: _C.Program, budget: int, link: _C.Link | None) -> NoReturn:
     """Raise before a call begins that would be refused when it has changed what it updates."""
-    enough = program.enough_for(g._options.policy.core(), budget, math.inf, link)
+    terms = g._options.budget.unit, ran.of_bytes
+    _, text = program.enough_for(g._options.policy.core(), budget, math.inf, link, *terms)
     raise BudgetError(
         f"{g._described}: a call like this one was recorded, and does not fit in "
         f"{format_bytes(budget)}. "
         "It updates tensors of the caller's (parameters, buffers, states), so it is refused before "
         "it begins; nothing has been changed. Raise the budget to "
-        f"{g._options.budget.in_its_terms(enough, budget)}, in which the whole call fits."
+        f"{text}, in which the whole call fits."
     )
 
 

@@ -2,7 +2,6 @@
 """Budgets: how they are written, what they mean, how they print."""
 
 import contextlib
-import math
 import numbers
 import operator
 import re
@@ -128,14 +127,6 @@ class Limit:
     def of(self, peak: int) -> int | None:
         """Return the bytes that this comes to, of an unconstrained ``peak``; None: no cap."""
         return self.bytes if self.fraction is None else max(1, int(self.fraction * peak))
-
-    def in_its_terms(self, nbytes: int, budget: int) -> str:
-        """Return ``nbytes`` as text, of a call in which this budget comes to ``budget`` bytes."""
-        text = format_bytes(nbytes, self.unit)
-        if self.fraction is None:
-            return text
-        least = math.ceil(100 * self.fraction * nbytes / budget) / 100
-        return f"{min(least, 1.0):g} of the peak, {text}"
 
     def __str__(self) -> str:
         if self.shared is not None:

@@ -76,6 +76,7 @@ class Call:
     record: bool = False  # write it down
     expected_bytes: int | None = None  # the unconstrained peak, if there is reason to expect one
     largest_bytes: int = 0  # the largest that is known of calls of the function
+    of_bytes: int = 0  # the peak that its budget is a fraction of, if it is one
     settled: bool | None = None  # calls like it go on by its plan; None: it follows none
     is_estimate: bool = True  # the peak that a fraction is of may be still to come
     gives_way: bool = True  # a budget that is only estimated gives way to what an operator needs

@@ -14,6 +14,7 @@ from .tiers import Tiers
 
 Cost = Literal["model", "time"]
 DEFAULT_MOST: Final = 4.0
+ENDLESS: Final = 100.0  # at which a running call is stopped, if nobody has said when
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,11 @@ class Options:
         if self.most_replays is not None:
             return self.most_replays
         return math.inf if self.policy.replays_freely else DEFAULT_MOST
+
+    @property
+    def stopped_at(self) -> float:
+        """See Note [What the replays of a call are compared with]."""
+        return max(self.limit, ENDLESS) if self.most_replays is None else self.most_replays
 
 
 def policy_of(policy: Policy | Scorer, call: str) -> Policy:

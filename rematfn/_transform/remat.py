@@ -114,8 +114,9 @@ def remat(
             follows a plan and values are not moved; otherwise while it runs, or when it returns. A
             running call is compared with an estimate of its cost: three times its forward, if a
             backward will come. If a backward replays too much after the call has returned, a
-            warning comes at the next call. None: no error, but a :class:`ThrashingWarning` beyond
-            4, once. ``float("inf")``: no limit. In nested calls the outermost one decides.
+            warning comes at the next call. None: a :class:`ThrashingWarning` beyond 4, once, and
+            the error only while a call runs, beyond 100. ``float("inf")``: no limit. In nested
+            calls the outermost one decides.
         offload: Where values may be moved: True (the host's memory for values on an accelerator, a
             disk for those on a CPU), or a tier as :func:`offload` takes it; False or None: nowhere.
             Each value that is evicted is then dropped and computed again, or moved and fetched,

@@ -142,10 +142,10 @@ class Transformed(Generic[P, R]):
         ran = self._history.forecast(signature, guided=guided, outermost=outermost)
         options = copy.copy(options)
         options.record, options.known = ran.record, ran.known
-        if outermost and self._options.most_replays is not None:
-            options.most_replays = self._options.most_replays
+        if outermost:
+            options.most_replays = self._options.stopped_at
         if fraction is not None and ran.expected_bytes is not None:
-            peak = max(ran.expected_bytes, ran.largest_bytes)
+            peak = ran.of_bytes = max(ran.expected_bytes, ran.largest_bytes)
             options.budget = self.budget.of(peak)
             options.fraction = fraction
             options.is_estimate = ran.is_estimate and ran.gives_way
@@ -209,7 +209,7 @@ class Transformed(Generic[P, R]):
         planned = recorded.planned
         if planned is not None:
             if not self._options.tiers:
-                judge_plan(self, planned, budget)
+                judge_plan(self, ran, planned, budget)
             ran.settled = planned.is_settled()
             if options.leaves_early:
                 options.budget, options.is_estimate, options.leaves_early = budget, True, False
@@ -217,7 +217,7 @@ class Transformed(Generic[P, R]):
         is_known = not ran.is_estimate or self._history.is_alike(signature)
         has_cap = not options.leaves_early
         if has_cap and program is not None and program.writes_outside and is_known:
-            refuse(self, program, budget, link)
+            refuse(self, ran, program, budget, link)
         ran.kind, ran.why = "online", "no plan fits its budget"
 
     # See Note [A record guides calls that are not like it]

@@ -599,7 +599,7 @@ void calls_are_timed() {
 Tests moving_tests() {
   return {
       {"moves", [] { moves(3000); }},
-      {"moves, thrashing", [] { moves_where_replays_thrash(1000); }},
+      {"moves, thrashing", [] { moves_where_replays_thrash(300); }},
       {"leave", [] { programs_that_leave_their_record(some(6000)); }},
       {"early", what_is_not_in_use_leaves},
       {"packs", [] { packs(400); }},

@@ -20,7 +20,7 @@ from rematfn.testing import MemoryTimeline
 def step_of_a_transformer() -> Callable[[Tensor], list[Tensor]]:
     layer = {"d_model": 32, "nhead": 2, "dim_feedforward": 64, "dropout": 0.1}
     net = nn.Sequential(
-        *(nn.TransformerEncoderLayer(**layer, batch_first=True, norm_first=True) for _ in range(8))
+        *(nn.TransformerEncoderLayer(**layer, batch_first=True, norm_first=True) for _ in range(5))
     )
 
     def norms(x: Tensor) -> list[Tensor]:
