@@ -13,7 +13,8 @@ TORCH_INDEX ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported: most never are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 SOURCES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/third_party_shims/*/*)
 TORCH_READY := $(VENV)/.torch-$(TORCH)
 INSTALLED := $(VENV)/.installed

@@ -52,20 +52,17 @@ def leaves() -> tuple[Tensor, Tensor]:
 class Attention(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
         self.three, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         heads = [
             t.view(batch, length, 2, width // 2).transpose(1, 2)
-            for t in self.three(self.before(x)).chunk(3, -1)
+            for t in self.three(self.norm(x)).chunk(3, -1)
         ]
         y = F.scaled_dot_product_attention(*heads, dropout_p=0.1, is_causal=True)
-        x = x + self.dropout(self.out(y.transpose(1, 2).reshape(x.shape)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.after(x)))))
+        return x + self.dropout(F.gelu(self.out(y.transpose(1, 2).reshape(x.shape))))
 
 
 class Residual(nn.Module):

@@ -140,11 +140,15 @@ def test_beside_replays_there_are_fewer_of_them() -> None:
     expected = gradients(net, net)
 
     def replayed(**options: Any) -> float:
+        """Return the least of three calls: on a busy machine, what packing takes is any number."""
         g = rematfn.remat(net, "40%", **options)
-        for _ in range(4):
+        gradients(net, g)
+        costs = []
+        for _ in range(3):
             assert_bitwise_equal(gradients(net, g), expected)
             rematfn.testing.check()
-        return rematfn.stats(g).replayed_cost
+            costs.append(rematfn.stats(g).replayed_cost)
+        return min(costs)
 
     assert 0 < replayed(offload=rematfn.Packed()) < 0.5 * replayed()
 
