@@ -174,6 +174,8 @@ def measured(library: Path, *, small: bool, allocator: str) -> list[Row]:
     """Return the rows of a process that has the device, and these settings of the allocator."""
     found = library.with_name("rows.json")
     extra = {"LD_PRELOAD": str(library), "PYTORCH_CUDA_ALLOC_CONF": allocator}
+    # For segments that other processes may map, torch 2.15 asks NVML how, which is not here.
+    extra["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "0"
     command = [sys.executable, __file__, "--rows", str(found), *(["--small"] if small else [])]
     subprocess.run(command, env=os.environ | extra, check=True)
     rows: list[Row] = json.loads(found.read_text())
