@@ -42,10 +42,10 @@ class BudgetError(RematError, MemoryError):
     one of them is replayed. And a kernel's scratch memory is known only when the kernel first asks
     for it. After that, such a call is refused before it runs.
 
-    With ``remat(..., most_replays=...)`` it is also raised when replays cost more than that. A call
-    that follows a plan is refused before it begins. Another call is stopped while it runs, once its
-    replays exceed the limit for its estimated cost, or when it returns. Without that option a call
-    is stopped once its replays cost 100 times its program.
+    It is also raised when replays cost more than ``remat(..., most_replays=...)`` says, or 100
+    times the program. A call that follows a plan is refused before it begins. Another one is
+    stopped while it runs, once its replays exceed the limit for its estimated cost, or (with that
+    option) when it returns.
 
     Example:
         The sine of 256 KiB is 256 KiB, and 64 KiB are not enough to hold it:

@@ -75,21 +75,19 @@ def look_back(g: Told, ran: Call, *, of_the_last: bool) -> None:
     if options.limit < replayed < math.inf and not by_plan and not ran.report.stopped:
         program = g._history.record_of(ran, guided=isinstance(options.policy, Planned))
         which = ": the last call" if of_the_last else ": the call"
-        _tell_of_thrashing(g, ran, which, replayed, figures["budget"], program, done=of_the_last)
+        refused = not (of_the_last or options.most_replays is None)  # what is done cannot be
+        _tell_of_thrashing(g, ran, which, replayed, figures["budget"], program, refused=refused)
     _advise(g, ran, figures)
 
 
 def judge_plan(g: Told, ran: Call, program: _C.Program, budget: int) -> None:
     """Report replays beyond `most_replays`; where that is an error, once the search is over."""
-
-    def is_too_much() -> bool:
-        return g._options.limit < program.overhead() / (program.cost or math.inf) < math.inf
-
-    if is_too_much() and g._options.most_replays is not None:
+    most, cost, which = g._options.stopped_at, program.cost or math.inf, ": the call, by its plan,"
+    if most < program.overhead() / cost < math.inf:
         program.finish()
-    if is_too_much() and program.is_settled():
-        replayed = program.overhead() / program.cost
-        _tell_of_thrashing(g, ran, ": the call, by its plan,", replayed, budget, program)
+    replayed = program.overhead() / cost
+    if g._options.limit < replayed < math.inf and program.is_settled():
+        _tell_of_thrashing(g, ran, which, replayed, budget, program, refused=replayed > most)
 
 
 def _tell_of_thrashing(
@@ -100,18 +98,18 @@ def _tell_of_thrashing(
     budget: int,
     program: _C.Program | None,
     *,
-    done: bool = False,
+    refused: bool,
 ) -> None:
-    """Raise; or, if it is done and cannot be refused any more, or nobody has asked, warn once."""
+    """Raise, or warn once."""
     is_default = g._options.most_replays is None
-    if (done or is_default) and ThrashingWarning in g._history.warned_of:
+    if not refused and ThrashingWarning in g._history.warned_of:
         return
     message = (
         f"{which} replays {replayed:.3g} times the program's cost within {format_bytes(budget)}, "
         f"most_replays allows {g._options.limit:g} times{' by default' if is_default else ''}."
         f"{_against_thrashing(g._options, ran, budget, program)}"
     )
-    if not (done or is_default):
+    if refused:
         raise BudgetError(g._described + message)
     _warn_once(g, ThrashingWarning, message)
 
