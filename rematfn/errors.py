@@ -43,9 +43,8 @@ class BudgetError(RematError, MemoryError):
     for it. After that, such a call is refused before it runs.
 
     It is also raised when replays cost more than ``remat(..., most_replays=...)`` says, or 100
-    times the program. A call that follows a plan is refused before it begins. Another one is
-    stopped while it runs, once its replays exceed the limit for its estimated cost, or (with that
-    option) when it returns.
+    times the program: before a call begins that follows a plan, while another one runs, by an
+    estimate of its cost, or (with that option) when it returns.
 
     Example:
         The sine of 256 KiB is 256 KiB, and 64 KiB are not enough to hold it:

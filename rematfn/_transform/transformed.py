@@ -215,8 +215,7 @@ class Transformed(Generic[P, R]):
                 options.budget, options.is_estimate, options.leaves_early = budget, True, False
             return
         is_known = not ran.is_estimate or self._history.is_alike(signature)
-        has_cap = not options.leaves_early
-        if has_cap and program is not None and program.writes_outside and is_known:
+        if not options.leaves_early and is_known and program and program.writes_outside:
             refuse(self, ran, program, budget, link)
         ran.kind, ran.why = "online", "no plan fits its budget"
 
