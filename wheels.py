@@ -4,6 +4,8 @@
 ``make wheels`` runs this. What it makes lies in ``dist/``. A torch that is not released for a
 Python has no core in its wheel: there it could not be used, and messages would advise it.
 
+``REMATFN_PROFILE`` is the folder of a profile (``make fast``), by which all cores are built.
+
 No torch is installed. Compiling takes the headers of one, and linking its libraries; they are the
 same for each Python. A build of torch for CUDA has the headers that one for CPUs has, but for those
 of CUDA and for macros that say what it was built with, and rematfn reads neither. So any wheel of a
