@@ -70,7 +70,7 @@ double Transfers::wait(Transfer& transfer) {
   transfer.awaited_ = true;
   std::deque<Transfer*>& queue = lane_of(transfer).queue;
   if (std::erase(queue, &transfer) > 0) queue.push_front(&transfer);
-  done_.wait(lock, [&] { return transfer.is_done(); });
+  while (!transfer.is_done()) wait_on(done_, lock);
   return std::chrono::duration<double>(Clock::now() - before).count();
 }
 
@@ -79,14 +79,14 @@ double Transfers::cancel(Transfer& transfer) {
   std::unique_lock lock(mutex);
   if (transfer.is_done()) return 0;
   dequeue(transfer);
-  done_.wait(lock, [&] { return transfer.under_way_ == 0; });
+  while (transfer.under_way_ > 0) wait_on(done_, lock);
   return std::chrono::duration<double>(Clock::now() - before).count();
 }
 
 void Transfers::pause() {
   std::unique_lock lock(mutex);
   paused_ = true;
-  done_.wait(lock, [&] { return in_.under_way + out_.under_way == 0; });
+  while (in_.under_way + out_.under_way > 0) wait_on(done_, lock);
   lock.release();
 }
 
@@ -127,7 +127,7 @@ void Transfers::run() {
     if (Lane* lane = choose()) {
       run_chunk(*lane, lock, bounce);
     } else {
-      work_.wait(lock);
+      wait_on(work_, lock);
     }
   }
 }

@@ -62,7 +62,7 @@ void give_way() {
 // held, but not meanwhile. Throws Stopped; then that plan comes next again.
 void simulate_next(Searcher& own, Search& search, Effort& effort,
                    std::unique_lock<std::mutex>& lock) {
-  if (search.simulated_in == &own) return own.changed.wait(lock);
+  if (search.simulated_in == &own) return wait_on(own.changed, lock);
   const std::shared_ptr<const Plan> plan = search.next();
   const std::uint64_t before = effort.operators;
   search.simulated_in = &own;

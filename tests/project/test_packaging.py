@@ -226,6 +226,11 @@ def test_what_is_done_as_an_exception_passes_is_compiled(setup_script, tmp_path)
     assert done.stdout == "0 0\n"
 
 
+def test_the_core_loads_where_gcc_11s_library_is_the_systems():
+    assert b"GLIBCXX_3.4.11" in Path(rematfn._C.__file__).read_bytes()
+    assert b"GLIBCXX_3.4.30" not in Path(rematfn._C.__file__).read_bytes()
+
+
 def test_a_build_by_a_profile_needs_gcc(setup_script, monkeypatch):
     monkeypatch.setattr(setup_script, "PROFILE", "folder")
     monkeypatch.setattr(setup_script, "is_gcc", lambda compiler: compiler != "clang++")
