@@ -125,6 +125,7 @@ def flags(compiler: str) -> tuple[list[str], list[str]]:
             optimise += ["-fprofile-generate", "-fprofile-update=prefer-atomic"]
         elif PROFILE:
             optimise += ["-fprofile-use", "-fprofile-partial-training"]
+            optimise += ["-fprofile-correction"]  # threads count side by side
             optimise += ["-Wno-missing-profile", "-Wno-coverage-mismatch"]
     return [*compile_args, *optimise], optimise
 
