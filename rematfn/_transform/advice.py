@@ -104,10 +104,12 @@ def _tell_of_thrashing(
     is_default = g._options.most_replays is None
     if not refused and ThrashingWarning in g._history.warned_of:
         return
+    allowed = f"most_replays allows {g._options.limit:g} times{' by default' if is_default else ''}"
+    if refused and is_default:
+        allowed = f"and is stopped at {g._options.stopped_at:g} times"
     message = (
         f"{which} replays {replayed:.3g} times the program's cost within {format_bytes(budget)}, "
-        f"most_replays allows {g._options.limit:g} times{' by default' if is_default else ''}."
-        f"{_against_thrashing(g._options, ran, budget, program)}"
+        f"{allowed}.{_against_thrashing(g._options, ran, budget, program)}"
     )
     if refused:
         raise BudgetError(g._described + message)

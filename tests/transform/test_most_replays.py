@@ -127,6 +127,19 @@ def test_a_call_that_might_never_end_is_stopped() -> None:
     assert_bitwise_equal(rematfn.remat(f, bytes_in(str(error.value)))(*args), f(*args))
 
 
+def test_a_plan_that_would_be_stopped_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rematfn._transform.options.ENDLESS", 6.0)
+    f, args = selective_scan()
+    g = rematfn.remat(f, 0.4, policy=PLANNED)
+    g(*args)  # has no cap yet
+    before = rematfn.stats(g)
+    with pytest.raises(rematfn.BudgetError, match=r"by its plan.* and is stopped at 6 times"):
+        g(*args)
+    assert rematfn.stats(g) == before
+
+
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
 def test_a_limit_that_means_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="above 0"):
