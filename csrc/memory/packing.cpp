@@ -69,13 +69,22 @@ struct Half {
   static Element widen(Narrow x) { return c10::detail::fp16_ieee_to_fp32_bits(x); }
 };
 
-template <class T>
-struct Integer {
+// A double that was a float.
+struct Float {
   using Element = std::uint64_t;
-  using Narrow = T;
-  static constexpr bool fits(Element x) { return widen(narrow(x)) == x; }
-  static constexpr Narrow narrow(Element x) { return static_cast<Narrow>(x); }
-  static constexpr Element widen(Narrow x) { return static_cast<Element>(static_cast<std::int64_t>(x)); }
+  using Narrow = float;
+  static bool fits(Element x) { return widen(narrow(x)) == x; }
+  static Narrow narrow(Element x) { return static_cast<float>(std::bit_cast<double>(x)); }
+  static Element widen(Narrow x) { return std::bit_cast<Element>(static_cast<double>(x)); }
+};
+
+template <class E, class N>
+struct Integer {
+  using Element = E;
+  using Narrow = N;
+  static constexpr bool fits(E x) { return widen(narrow(x)) == x; }
+  static constexpr N narrow(E x) { return static_cast<N>(x); }
+  static constexpr E widen(N x) { return static_cast<E>(x); }  // with its sign
 };
 
 }  // namespace
@@ -220,13 +229,13 @@ struct CodecOf {
 
 namespace {
 
-constexpr std::array kCodecs{
-    &CodecOf<Same<std::uint8_t>>::codec,  &CodecOf<Same<std::uint16_t>>::codec,
-    &CodecOf<Same<std::uint32_t>>::codec, &CodecOf<Same<std::uint64_t>>::codec,
-    &CodecOf<Upper>::codec,               &CodecOf<Half>::codec,
-    &CodecOf<Integer<std::int8_t>>::codec, &CodecOf<Integer<std::int16_t>>::codec,
-    &CodecOf<Integer<std::int32_t>>::codec,
-};
+template <class... Narrowings>
+constexpr std::array kCodecsOf{&CodecOf<Narrowings>::codec...};
+constexpr auto kCodecs =
+    kCodecsOf<Same<std::uint8_t>, Same<std::uint16_t>, Same<std::uint32_t>, Same<std::uint64_t>, Upper, Half, Float,
+              Integer<std::uint16_t, std::int8_t>, Integer<std::uint32_t, std::int8_t>,
+              Integer<std::uint32_t, std::int16_t>, Integer<std::uint64_t, std::int8_t>,
+              Integer<std::uint64_t, std::int16_t>, Integer<std::uint64_t, std::int32_t>>;
 
 // A block as it is packed, or tried to be; one element more may be written or read.
 using Buffer = std::array<char, kBlockBytes + kBlockBytes / 8 + sizeof(std::uint64_t)>;

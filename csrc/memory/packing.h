@@ -15,7 +15,8 @@
 // wide an element is and what it can be narrowed to; each block then takes the shortest of
 //   - one element, if all are equal;
 //   - a bit for each element, if they have two values: truth values, a dropout's noise;
-//   - elements narrowed: a float that was a bfloat16 or a half, an integer that fits in fewer bits;
+//   - elements narrowed: a float that was a bfloat16 or a half, a double that was a float, an integer
+//     that fits in fewer bits;
 //   - a bit for each, and those that are not zero, perhaps narrowed: what a ReLU or a dropout returns;
 //   - its bytes as they are.
 // Zero is a pattern of bits: a negative zero is not.

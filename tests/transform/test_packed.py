@@ -49,6 +49,22 @@ CONTENTS: dict[str, tuple[Callable[[], Tensor], float]] = {
     "indices": (lambda: torch.randint(0, 50_000, (N,)), 0.51),
     "classes": (lambda: torch.randint(-100, 100, (N,)), 0.13),
     "ends of ranges": (lambda: torch.tensor([-128, 127, -129, 128, 0, -1]).repeat(N // 6), 0.26),
+    "short classes": (lambda: torch.randint(-100, 100, (N,), dtype=torch.int16), 0.51),
+    "int32 classes": (lambda: torch.randint(-100, 100, (N,), dtype=torch.int32), 0.26),
+    "int32 positions": (lambda: torch.randint(-(2**15), 2**15, (N,), dtype=torch.int32), 0.51),
+    "from float": (lambda: torch.randn(N).double(), 0.51),
+    "every end of a float": (
+        lambda: (
+            torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 3.4028235e38])
+            .repeat(N // 5)
+            .double()
+        ),
+        0.51,
+    ),
+    "too large for a float": (
+        lambda: sparse(torch.tensor([1e300, -1e-300, 1e39], dtype=torch.float64).repeat(N // 3)),
+        0.53,
+    ),
     "long ends": (lambda: torch.tensor([-(2**31), 2**31 - 1]).repeat(N), 0.51),
     "too long": (lambda: sparse(torch.tensor([2**31, -(2**31) - 1]).repeat(N), 0.6), 0.42),
     "nan and infinities": (
