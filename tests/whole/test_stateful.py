@@ -3,8 +3,8 @@
 
 Every rule does one thing to both: to ours on the test's thread, inside the levels that are open;
 to the twin on a thread of its own, which no level ever sees. What torch refuses of the twin it has
-to refuse of ours. `python tests/whole/test_stateful.py MINUTES` searches on, with a seed of its
-own.
+to refuse of ours. `PYTHONPATH=tests python tests/whole/test_stateful.py MINUTES` searches on, with
+a seed of its own.
 """
 
 import gc
