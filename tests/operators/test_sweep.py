@@ -6,6 +6,7 @@ sample, in every dtype and kind. And the sweep itself: it can fail, and outlives
 kills its process.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +83,9 @@ def test_what_torch_refuses_has_to_be_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_operator_that_kills_its_process_fails_alone() -> None:
     worker = Worker(["forward"], ["float32"])
-    (lost,) = worker.sweep("no such operator")
+    command, worker._command = worker._command, [sys.executable, "-c", "input()"]
+    (lost,) = worker.sweep("kills its process")
+    worker._command = command
     assert lost.failed == 1
     assert "died" in lost.failure
     (found,) = worker.sweep("sin")

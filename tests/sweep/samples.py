@@ -16,6 +16,12 @@ from torch import Tensor
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal import common_methods_invocations as database
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+# torch looks in the frames around for a test of its own, twice for each list of samples: most of
+# the sweep's time.
+common_utils.extract_test_fn = core.extract_test_fn = lambda: None
 
 DTYPES = {
     "float32": torch.float32,
