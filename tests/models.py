@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,24 +56,11 @@ def compile_model(name: str, sources: Iterable[Path], *, with_c10: bool = False)
         libraries += [f"-L{TORCH / 'lib'}", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
     sources = list(sources)
 
-    # The core in a unit for each folder, as it is installed: most of the time goes into headers.
-    units: dict[Path, list[Path]] = {}
-    for source in sources:
-        units.setdefault(source.parent if CORE in source.parents else source, []).append(source)
-
+    # As one unit: most of the time goes into headers.
     def make(program: Path) -> None:
-        def compiled(name: Path) -> str:
-            unit = "".join(f'#include "{source}"\n' for source in units[name])
-            command = [compiler, *flags, "-c", "-x", "c++", "-", "-o", f"{program}-{name.stem}.o"]
-            subprocess.run(command, input=unit, text=True, check=True, env=ENVIRONMENT)
-            return command[-1]
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, units))
-        command = [compiler, *SANITIZE, *objects, *libraries, "-o", str(program)]
-        subprocess.run(command, check=True, env=ENVIRONMENT)
-        for found in objects:
-            Path(found).unlink()
+        unit = "".join(f'#include "{source}"\n' for source in sources)
+        command = [compiler, *flags, "-x", "c++", "-", "-x", "none", *libraries, "-o", str(program)]
+        subprocess.run(command, input=unit, text=True, check=True, env=ENVIRONMENT)
 
     folders = {HERE, *(source.parent for source in sources)} - {CORE}
     headers = sorted({*CORE.rglob("*.h"), *(h for f in folders for h in f.glob("*.h"))})

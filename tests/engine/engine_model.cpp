@@ -379,7 +379,7 @@ Tests other_tests() {
       {"chain", a_chain_dies},
       {"programs", [] { random_programs(0, some(4000)); }},
       {"waited for", what_replays_wait_for_may_be_moved},
-      {"searches", [] { searches(400); }},
+      {"searches", [] { searches(some(400)); }},
   };
 }
 

@@ -598,17 +598,17 @@ void calls_are_timed() {
 
 Tests moving_tests() {
   return {
-      {"moves", [] { moves(3000); }},
-      {"moves, thrashing", [] { moves_where_replays_thrash(300); }},
+      {"moves", [] { moves(some(6000)); }},
+      {"moves, thrashing", [] { moves_where_replays_thrash(some(300)); }},
       {"leave", [] { programs_that_leave_their_record(some(6000)); }},
       {"early", what_is_not_in_use_leaves},
-      {"packs", [] { packs(400); }},
+      {"packs", [] { packs(some(400)); }},
       {"ahead", returns_come_ahead},
       {"too soon", what_comes_back_too_soon_stays_longer},
       {"by value", plans_decide_by_value},
       {"addressed", what_is_addressed_stays},
       {"word", [] { plans_that_break_their_word(400); }},
-      {"broken", [] { plans_that_broke(200); }},
+      {"broken", [] { plans_that_broke(some(200)); }},
       {"timings", calls_are_timed},
       {"pauses", pauses_hide_copies},
   };
