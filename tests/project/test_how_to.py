@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS / "migration.md"]
 IMPORTED = ["torch._dynamo"]  # by an optimizer: once, and not for each page
+LONG = {"meta-learning", "rollouts"}  # two fifths of the time of all; make test-exhaustive
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
 END = "\x1e"  # printed after each block
 RANKS = re.compile(r"torchrun --nproc-per-node (\d+)")
@@ -102,7 +103,9 @@ def assert_as_told(printed: str, told: str, of_this_torch: bool = True) -> None:
 
 def can_run(page: Path) -> bool:
     text = page.read_text(encoding="utf-8")
-    return not absent(text) and (EXHAUSTIVE or "torch.compile(" not in text)
+    return not absent(text) and (
+        EXHAUSTIVE or ("torch.compile(" not in text and page.stem not in LONG)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Ended]:
 def test_a_page_prints_what_it_says(page: Path, ended: dict[Path, Ended], tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if not can_run(page):
-        pytest.skip("needs a library, make test-frameworks; or compiles, make test-exhaustive")
+        pytest.skip("needs a library, make test-frameworks; or is long, make test-exhaustive")
     if ranks := ranks_of(text):
         printed = run_in_ranks(page, text, tmp_path, ranks)
     else:
