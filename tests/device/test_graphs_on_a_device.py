@@ -10,7 +10,7 @@ import optree
 import pytest
 import torch
 from fake_device import DEVICE, ONE, big, captured, chain
-from helpers import assert_bitwise_equal, untransformed
+from helpers import assert_bitwise_equal, spread, untransformed
 from torch import Tensor, func, nn
 
 import rematfn
@@ -101,8 +101,10 @@ def test_a_training_step_is_eagers(way: str) -> None:
     assert_graph_is_eager(training_step, WAYS[way], torch.randn(256, 64))
 
 
-@pytest.mark.parametrize("nested", ["grad", "inside", "vmap of grad", "jvp", "hessian-vector"])
-@pytest.mark.parametrize("way", ["plain", "everything"])
+NESTED = ["grad", "inside", "vmap of grad", "jvp", "hessian-vector"]
+
+
+@pytest.mark.parametrize(("way", "nested"), spread(["plain", "everything"], NESTED, 2))
 def test_functional_transforms_are_eagers(way: str, nested: str) -> None:
     assert_graph_is_eager(functional_step(nested), WAYS[way], torch.randn(16, 64))
 

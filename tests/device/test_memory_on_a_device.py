@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import DEVICE, ONE, big, chain, room_for
-from helpers import EVERYTHING, assert_bitwise_equal
+from helpers import EVERYTHING, assert_bitwise_equal, spread
 from torch import Tensor, func
 
 import rematfn
@@ -69,11 +69,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @only_fake
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
-def test_room_for_scratch_is_made_at_the_first_call(name: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("policy", "name"), spread(POLICIES, FUNCTIONS, 2))
+def test_room_for_scratch_is_made_at_the_first_call(policy: str, name: str) -> None:
     """Nothing tells of it in advance: the allocator asks as it is asked."""
-    assert assert_within(FUNCTIONS[name], big(), 2 * ONE, **options).evictions > 0
+    assert assert_within(FUNCTIONS[name], big(), 2 * ONE, **POLICIES[policy]).evictions > 0
 
 
 @only_fake

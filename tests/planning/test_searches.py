@@ -63,16 +63,6 @@ ENDS = {
 }
 
 
-def start(script: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", DEFAULT + script],
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
@@ -94,7 +84,11 @@ def test_a_process_ends_as_it_would_without_a_search(
 
 def test_ctrl_c_reaches_the_program_and_not_the_search() -> None:
     waits = "try:\n    print('ready', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
-    with start(BEGUN + waits + "    call()\n    sys.exit(7)") as process:
+    script = DEFAULT + BEGUN + waits + "    call()\n    sys.exit(7)"
+    command, pipe = [sys.executable, "-W", "ignore", "-c", script], subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment(), text=True, stdout=pipe, stderr=pipe
+    ) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "ready\n"
