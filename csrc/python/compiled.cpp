@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/thread_local.h"
+#include "levels/boundary.h"
 #include "levels/level.h"
 #include "python/bindings.h"
 #include "tensors/thread_keys.h"
@@ -74,6 +75,24 @@ py::object checked(PyObject* made) {
   throw std::move(error);
 }
 
+// While it is there dynamo watches no frames: it would compile those of a piece that is replayed.
+class Unwatched {
+ public:
+  Unwatched() = default;
+  Unwatched(const Unwatched&) = delete;
+  Unwatched& operator=(const Unwatched&) = delete;
+  ~Unwatched() { set(before_); }
+
+  static inline PyObject* set_eval_frame;
+
+ private:
+  static py::object set(const py::object& callback) {
+    return checked(PyObject_CallOneArg(set_eval_frame, callback.ptr()));
+  }
+
+  py::object before_ = set(py::none());
+};
+
 py::object call(const Piece& piece, const py::object& function, at::TensorList tensors,
                 at::IntArrayRef sizes, at::ArrayRef<double> numbers) {
   py::list given(piece.kinds.size());
@@ -92,6 +111,7 @@ py::object call(const Piece& piece, const py::object& function, at::TensorList t
     }
     PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(place++), checked(item).release().ptr());
   }
+  const Unwatched unwatched;
   return checked(PyObject_CallOneArg(function.ptr(), given.ptr()));
 }
 
@@ -192,6 +212,13 @@ void forget_pieces(const std::vector<std::int64_t>& numbers) {
   forgotten.insert(forgotten.end(), numbers.begin(), numbers.end());
 }
 
+// Whether a level sees what is done with these.
+bool sees_level(const py::list& given) {
+  return is_intercepting() || std::ranges::any_of(given, [](const py::handle item) {
+           return THPVariable_Check(item.ptr()) && has_key(THPVariable_Unpack(item.ptr()));
+         });
+}
+
 // The results of a piece, by the operator; None if it has not run. Empties the list.
 std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const py::list& given) {
   static const auto op = c10::Dispatcher::singleton()
@@ -252,6 +279,9 @@ void bind_compiled(py::module_& m) {
   m.def("add_piece", &add_piece);
   m.def("forget_pieces", &forget_pieces);
   m.def("run_piece", &run_piece);
+  m.def("sees_level", &sees_level);
+  const auto eval_frame = py::module_::import("torch._C._dynamo.eval_frame");
+  Unwatched::set_eval_frame = py::object(eval_frame.attr("set_eval_frame")).release().ptr();
 }
 
 }  // namespace rematfn

@@ -23,9 +23,9 @@ its caller is known.
 """
 
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from .. import _C
-from .compiled_graphs import Piece, aten, cut, sees_level
+from .compiled_graphs import Piece, aten, cut
 from .compiled_operator import CompiledPiece
 from .compiled_writes import take_writes
 from .compiler import show_levels
@@ -152,7 +152,8 @@ class _Step(NamedTuple):
     takes: list[int]
     ends: list[int]  # of these: no later step takes them
     gives: list[int]
-    writes: list[tuple[int, int]]  # an input, and what of these is written there
+    writes: list[int]  # inputs
+    contents: list[int]  # what of these is written there
 
 
 # See Note [Compiled pieces are operators]
@@ -209,9 +210,9 @@ class _Graph:
             for node in piece.gives:
                 places[node] = len(places)
             gives = [places[node] for node in piece.gives]
-            self._steps.append(_Step(run, run_as_operator, takes, [], gives, []))
+            self._steps.append(_Step(run, run_as_operator, takes, [], gives, [], []))
 
-        for piece in cut(gm):
+        for piece in cut(gm, is_backward):
             add_step(piece, compile_piece)
         self._results = [
             (places[node], None) if isinstance(node, fx.Node) else (-1, node) for node in own
@@ -220,9 +221,8 @@ class _Graph:
             contents: Any = update.gm.graph.output_node().args[0]
             takes = [*update.written, *update.others]
             add_step(Piece(update.gm, takes, list(contents), True), _as_it_is)
-            self._steps[-1].writes.extend(
-                (places[w], places[c]) for w, c in zip(update.written, contents, strict=True)
-            )
+            self._steps[-1].writes.extend(map(places.__getitem__, update.written))
+            self._steps[-1].contents.extend(map(places.__getitem__, contents))
         stay = {place for place, _ in self._results}
         for step in reversed(self._steps):
             step.ends.extend(place for place in step.takes if place not in stay)
@@ -242,23 +242,24 @@ class _Graph:
                 "need second derivatives."
             )
         show_levels()
-        is_seen = sees_level(args)
+        is_seen = _C.sees_level(args)
         values = [*args, *self._blank]
         args.clear()
         for place in self._unused:
             values[place] = None
         # A product casts under autocast, and the graph has its casts already.
         with torch.no_grad(), torch._C._DisableAutocast():
+            value_at = values.__getitem__
             for step in self._steps:
-                given = [values[place] for place in step.takes]
-                written = [values[place] for place, _ in step.writes]
+                given = list(map(value_at, step.takes))
+                written = list(map(value_at, step.writes))
                 for place in step.ends:
                     values[place] = None
                 made = step.run_as_operator(given) if is_seen else step.run(given)
                 for place, value in zip(step.gives, made, strict=True):
                     values[place] = value
                 del made
-                for (_, place), tensor in zip(step.writes, written, strict=True):
+                for tensor, place in zip(written, step.contents, strict=True):
                     tensor.copy_(values[place])
                     values[place] = None
         return [other if place < 0 else values[place] for place, other in self._results]
@@ -269,9 +270,10 @@ def _creates_graph() -> bool:
     """Return whether the backward that calls a graph is one with ``create_graph``."""
     if torch.is_grad_enabled():
         return True
-    names = (frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe()))
-    first = next((name for name in names if name in ("backward", "_double_backward")), "")
-    return first == "_double_backward"
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name not in ("backward", "_double_backward"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_double_backward"
 
 
 def _laid_out(value: Any, stride: tuple[int, ...] | None) -> Any:

@@ -15,6 +15,11 @@ higher-order operator that is given such an operator, or of which nobody can tel
 piece gives the same bits whenever it runs. Random numbers of a given seed are a piece of their own:
 on a CPU they take longer than all that is done with them.
 
+Where all that a graph makes is little, calling its operators takes longer than a finer choice among
+them could save. So it is not cut at its products then: the cell of an LSTM, which is called step by
+step, is one operator each way. What a backward returns is there at its end in any case, and does
+not count. On an accelerator only matrix products give the same bits each time.
+
 A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
 backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
 arithmetic on sizes are no reason to hold a value. Each piece has its own copy of those it uses.
@@ -53,6 +58,8 @@ _RACES_IF_COMPILED = {
     "scatter_add",
     "scatter_reduce",
 }
+_MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+_LITTLE = 1 << 18  # elements
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
 
 
@@ -88,10 +95,12 @@ def _has_effects(node: fx.Node) -> bool:
 
 
 # See Note [A graph is cut at its products]
-def cut(gm: fx.GraphModule) -> list[Piece]:
+def cut(gm: fx.GraphModule, is_backward: bool) -> list[Piece]:
     """Cut a graph into pieces, in the order in which they run."""
     _fill_in_values(gm)
+    is_whole = _makes_little(gm, is_backward)
     for node in _calls_in(gm):
+        node.meta["stays"] = _has_to_stay(node) and not (is_whole and _may_be_fused(node))
         if _has_effects(node):
             refuse(node, "has effects beside its results")
         if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
@@ -222,8 +231,27 @@ def _elements_of(node: fx.Node) -> int:
     return found
 
 
+def _makes_little(gm: fx.GraphModule, is_backward: bool) -> bool:
+    """Return whether a graph takes less time than its operators take the host."""
+    results = gm.graph.output_node().all_input_nodes if is_backward else []
+    made = (n for n in gm.graph.nodes if n.op == "call_function" and not is_look(n))
+    sizes = (_elements_of(n) for n in made if n.target is not operator.getitem)
+    return sum(sizes) - sum(map(_elements_of, results)) <= _LITTLE
+
+
+def _may_be_fused(node: fx.Node) -> bool:
+    """Return whether a product may be a part of a piece: it gives the same bits each time."""
+    on_cpu = all(value.is_cpu for value in tensors_in(node.meta.get("val")))
+    return _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
+
+
 def _stays(node: fx.Node) -> bool:
-    """Return whether a node stays the operator that it is."""
+    """Return whether a node stays the operator that it is, as has been found."""
+    return bool(node.meta.get("stays"))
+
+
+def _has_to_stay(node: fx.Node) -> bool:
+    """Return whether a node stays the operator that it is, where graphs are cut at products."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return _stays_itself(node.target)
     # One that carries neither an operator nor a graph, into which `cut` looks, may do anything.
@@ -238,7 +266,7 @@ def _for_levels(target: Any) -> Callable[..., Any]:
     by_device = target.py_kernels.get(torch._C.DispatchKey.BackendSelect, target)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (by_device if sees_level(args) else target)(*args, **kwargs)
+        return (by_device if _C.sees_level(list(args)) else target)(*args, **kwargs)
 
     return run
 
@@ -280,11 +308,6 @@ def refuse(node: fx.Node, what: str) -> None:
         f'torch.compile(f, backend="rematfn"): {node.target} {what}, and a replay would do it '
         "again. Compile with another backend, and wrap that: rematfn.opaque(torch.compile(f))."
     )
-
-
-def sees_level(args: Iterable[Any]) -> bool:
-    """Return whether a level sees what is done with these."""
-    return _C.is_intercepting() or any(isinstance(v, Tensor) and _C.has_key(v) for v in args)
 
 
 def bytes_of_results(gm: fx.GraphModule) -> list[int | torch.SymInt]:

@@ -49,10 +49,7 @@ class CompiledPiece:
         self._known = functools.cache(self._evaluate)
         # It empties the list that it is given. To compile may change the graph.
         self.run = compile_it()
-        # Where dynamo watches frames it would compile those of a piece that is replayed there.
-        outside: Any = torch.compiler.disable
-        run, bytes_of = outside(self.run), outside(lambda args: self._known_of(args)[1])
-        self.number = _C.add_piece(self._kinds, run, bytes_of)
+        self.number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
 
     def run_as_operator(self, args: list[Any]) -> list[Any]:
         if "?" in self._kinds:

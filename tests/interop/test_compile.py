@@ -174,7 +174,7 @@ def test_a_first_compilation_in_the_middle_of_a_call_is_seen() -> None:
     g = rematfn.remat(f, 12 * x.nbytes)
     for _ in range(3):
         assert_bitwise_equal(g(x, **ours), f(x, **ours))
-        assert rematfn.stats(g).operators == 5
+        assert rematfn.stats(g).operators == 3  # what is compiled makes little, and is one
         with pytest.raises(Exception, match=r'backend="aot_eager"\) inside of remat'):
             rematfn.remat(f)(x, backend="aot_eager")
 

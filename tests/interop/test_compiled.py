@@ -25,12 +25,19 @@ from torch.utils.checkpoint import checkpoint
 
 import rematfn
 from rematfn import _C
+from rematfn._interop import compiled_graphs
 from rematfn.testing import EvictEverything, MemoryTimeline
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch's compiler warns about torch
     pytest.mark.usefixtures("nothing_compiled"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def cut_at_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the small graphs of tests."""
+    monkeypatch.setattr(compiled_graphs, "_LITTLE", 0)
 
 
 Program = Callable[[Tensor, Tensor], Any]
@@ -159,6 +166,31 @@ def test_products_stay_operators() -> None:
     with torch.no_grad():
         g(*leaves())
     assert rematfn.stats(g).operators == 4  # a product and a piece, twice
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_what_makes_little_is_one_operator_each_way(
+    inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a cell, called step by step; what a backward returns may be large."""
+    monkeypatch.setattr(compiled_graphs, "_LITTLE", 100)
+
+    def cell(h: Tensor, w: Tensor) -> Tensor:
+        return (h @ w).tanh()
+
+    step = fused(cell, inner)
+    h, w = torch.linspace(-1, 1, 32).view(2, 16), torch.eye(16).cos().requires_grad_()
+
+    def f(h: Tensor) -> Any:
+        for _ in range(6):
+            h = step(h, w)
+        return h, *torch.autograd.grad(h, w, torch.ones_like(h))
+
+    assert_same_as_eager(lambda transform: transform(f)(h))
+    g = rematfn.remat(f)
+    g(h)
+    sums_of_gradients = 5
+    assert rematfn.stats(g).operators == 6 + 1 + 6 + sums_of_gradients
 
 
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
