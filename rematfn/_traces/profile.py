@@ -109,8 +109,8 @@ class Profile:
         program = _C.Program(self._planned)
         online, peak = DEFAULT_POLICY.core(), self.peak_bytes
         whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
-        least = max(1, whole["min_budget"])  # what the largest operator needs at once
-        self.min_budget = min(program.enough_for(online, least, math.inf, link)[0], peak)
+        self._least = max(1, whole["min_budget"])  # what the largest operator needs at once
+        self.min_budget = min(program.enough_for(online, self._least, math.inf, link)[0], peak)
         self.costs = [self._cost_within(nbytes) for nbytes in budgets]
 
     def predict(self, budget: BudgetLike) -> Cost:
@@ -127,6 +127,8 @@ class Profile:
 
     def _overhead(self, budget: int) -> float:
         """Return the seconds of replays and of waiting; infinite if it does not fit."""
+        if budget < self._least:
+            return math.inf
         plan = _C.Program(self._planned)
         _POLICY.begin(plan, budget, link=self._link)
         plan.finish()
