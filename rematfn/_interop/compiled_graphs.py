@@ -18,7 +18,8 @@ on a CPU they take longer than all that is done with them.
 Where all that a graph makes is little, calling its operators takes longer than a finer choice among
 them could save. So it is not cut at its products then: the cell of an LSTM, which is called step by
 step, is one operator each way. What a backward returns is there at its end in any case, and does
-not count. On an accelerator only matrix products give the same bits each time.
+not count. Where sizes differ from call to call, later ones may be large. On an accelerator only
+matrix products give the same bits each time.
 
 A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
 backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
@@ -232,17 +233,27 @@ def _elements_of(node: fx.Node) -> int:
 
 
 def _makes_little(gm: fx.GraphModule, is_backward: bool) -> bool:
-    """Return whether a graph takes less time than its operators take the host."""
+    """Return whether a graph takes less time than its operators take the host, at any sizes."""
+    if any(map(_is_symbolic, gm.graph.nodes)):
+        return False
     results = gm.graph.output_node().all_input_nodes if is_backward else []
     made = (n for n in gm.graph.nodes if n.op == "call_function" and not is_look(n))
     sizes = (_elements_of(n) for n in made if n.target is not operator.getitem)
     return sum(sizes) - sum(map(_elements_of, results)) <= _LITTLE
 
 
+def _is_symbolic(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+    sizes = [size for tensor in tensors_in(value) for size in tensor.shape]
+    return any(isinstance(v, symbolic) for v in [value, *sizes])
+
+
 def _may_be_fused(node: fx.Node) -> bool:
     """Return whether a product may be a part of a piece: it gives the same bits each time."""
     on_cpu = all(value.is_cpu for value in tensors_in(node.meta.get("val")))
-    return _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
+    is_product = _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
+    return is_product and _has_one_result(node.target)
 
 
 def _stays(node: fx.Node) -> bool:
@@ -281,12 +292,13 @@ def _is_graph(value: Any) -> bool:
 def _stays_itself(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    schema = target._schema
-    return (
-        target.overloadpacket in _FLOPS
-        or schema.name.removeprefix("aten::") in _RACES_IF_COMPILED
-        or not _C.has_one_result(schema.name, schema.overload_name)
-    )
+    name = target._schema.name.removeprefix("aten::")
+    is_product = target.overloadpacket in _FLOPS
+    return is_product or name in _RACES_IF_COMPILED or not _has_one_result(target)
+
+
+def _has_one_result(target: Any) -> bool:
+    return bool(_C.has_one_result(target._schema.name, target._schema.overload_name))
 
 
 def _is_random(node: fx.Node) -> bool:
