@@ -234,19 +234,12 @@ def _elements_of(node: fx.Node) -> int:
 
 def _makes_little(gm: fx.GraphModule, is_backward: bool) -> bool:
     """Return whether a graph takes less time than its operators take the host, at any sizes."""
-    if any(map(_is_symbolic, gm.graph.nodes)):
+    made = [n for n in gm.graph.nodes if n.op == "call_function" and not is_look(n)]
+    values = tensors_in([n.meta.get("val") for n in made if n.target is not operator.getitem])
+    if any(isinstance(value.numel(), torch.SymInt) for value in values):
         return False
     results = gm.graph.output_node().all_input_nodes if is_backward else []
-    made = (n for n in gm.graph.nodes if n.op == "call_function" and not is_look(n))
-    sizes = (_elements_of(n) for n in made if n.target is not operator.getitem)
-    return sum(sizes) - sum(map(_elements_of, results)) <= _LITTLE
-
-
-def _is_symbolic(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
-    sizes = [size for tensor in tensors_in(value) for size in tensor.shape]
-    return any(isinstance(v, symbolic) for v in [value, *sizes])
+    return sum(v.numel() for v in values) - sum(map(_elements_of, results)) <= _LITTLE
 
 
 def _may_be_fused(node: fx.Node) -> bool:
