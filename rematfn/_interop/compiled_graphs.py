@@ -111,7 +111,8 @@ def cut(gm: fx.GraphModule, is_backward: bool) -> list[Piece]:
     places: dict[int, list[fx.Node]] = {}
     for node, place in _places(gm, results).items():
         places.setdefault(place, []).append(node)
-    symbols = [n for n in gm.graph.find_nodes(op="placeholder") if _is_size(n)]
+    sizes = [n for n in gm.graph.find_nodes(op="placeholder") if _is_size(n)]
+    symbols = [n for n in sizes if not is_of_nested(n.meta["val"])]  # their parts are plain
     taken: dict[int, list[fx.Node]] = {}
     bodies: dict[int, list[fx.Node]] = {}
     for place, own in places.items():
@@ -302,6 +303,11 @@ def _is_size(node: fx.Node) -> bool:
     return isinstance(
         node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool
     )
+
+
+def is_of_nested(value: Any) -> bool:
+    """Return whether it is the size of a jagged tensor, which is no number."""
+    return isinstance(value, torch.SymInt) and bool(value.node.is_nested_int())
 
 
 def _packet(node: fx.Node) -> Any:

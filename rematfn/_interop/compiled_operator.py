@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, fx
 
 from .. import _C
-from .compiled_graphs import bytes_of_results, flops_of
+from .compiled_graphs import bytes_of_results, flops_of, is_of_nested
 
 
 # See Note [Compiled pieces are operators]
@@ -82,7 +82,7 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return "T"
     if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-        return "i"
+        return "?" if is_of_nested(value) else "i"
     return "f" if isinstance(value, float | torch.SymFloat) else "?"
 
 

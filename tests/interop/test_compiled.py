@@ -198,6 +198,21 @@ def test_what_makes_little_is_one_operator_each_way(
     assert rematfn.stats(g).operators == 2
 
 
+@same_as_eager
+def test_a_jagged_tensor(transform: Transform) -> Any:
+    """Its own size is no number, and its parts are plain."""
+    f = fused(lambda rows: (rows.sin() * 2).cos())
+
+    def g(x: Tensor, w: Tensor) -> Tensor:
+        rows = torch.nested.as_nested_tensor([x, w[:2]], layout=torch.jagged)
+        values: Tensor = f(f(rows).exp()).values()
+        return values
+
+    x, w = leaves()
+    out = transform(g)(x, w)
+    return out, torch.autograd.grad(out.sum(), (x, w))
+
+
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
 def test_the_backward_has_the_masks_of_the_forward(inner: str) -> None:
     """What the partitioner recomputes is nothing that draws."""
