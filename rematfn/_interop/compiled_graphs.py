@@ -235,12 +235,12 @@ def _elements_of(node: fx.Node) -> int:
 
 def _makes_little(gm: fx.GraphModule, is_backward: bool) -> bool:
     """Return whether a graph takes less time than its operators take the host, at any sizes."""
-    made = [n for n in gm.graph.nodes if n.op == "call_function" and not is_look(n)]
-    values = tensors_in([n.meta.get("val") for n in made if n.target is not operator.getitem])
-    if any(isinstance(value.numel(), torch.SymInt) for value in values):
-        return False
     results = gm.graph.output_node().all_input_nodes if is_backward else []
-    return sum(v.numel() for v in values) - sum(map(_elements_of, results)) <= _LITTLE
+    returned = set(visit(results, is_look))
+    calls = (n for n in gm.graph.nodes if n.op == "call_function" and n not in returned)
+    made = [n for n in calls if not is_look(n) and n.target is not operator.getitem]
+    sizes = [value.numel() for value in tensors_in([n.meta.get("val") for n in made])]
+    return not any(isinstance(size, torch.SymInt) for size in sizes) and sum(sizes) <= _LITTLE
 
 
 def _may_be_fused(node: fx.Node) -> bool:
