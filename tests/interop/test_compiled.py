@@ -13,6 +13,7 @@ from helpers import (
     EACH,
     EVERY,
     EVERYTHING,
+    EXHAUSTIVE,
     Transform,
     assert_bitwise_equal,
     assert_same_as_eager,
@@ -139,11 +140,12 @@ def test_compiled_blocks_in_two_fifths_of_the_peak(kind: str, inner: str) -> Non
 def test_the_allocator_counts_no_more_than_the_budget(inner: str, what: str) -> None:
     """Above the results, which are the caller's."""
     torch.manual_seed(0)
-    net = nn.Sequential(*(Attention() for _ in range(6)))
+    # Of 6 blocks one piece needs 0.42 of the peak, with torch 2.15.
+    net = nn.Sequential(*(Attention() for _ in range(8)))
     for part in net if what == "blocks" else [net]:
         part.compile(backend="rematfn", options={"inner": inner})
     x = torch.randn(BLOCKS["attention"][1])  # inductor has compiled for these sizes
-    f = rematfn.remat(net, 0.45)  # with torch 2.15 one of the pieces needs 0.42
+    f = rematfn.remat(net, 0.4)
     parameters = list(net.parameters())
     for _ in range(3):
         with MemoryTimeline() as timeline:
@@ -335,11 +337,13 @@ def test_a_module_that_is_compiled_as_a_whole(transform: Transform, whole: Any) 
 @pytest.mark.parametrize("compiles", ["blocks", "the update too"])
 def test_a_step_with_compiled_blocks_and_its_optimizer(compiles: str) -> None:
     # torch compiles a method 8 times, and then it rounds as eager: not for each try at a budget.
-    mode = EACH if compiles == "blocks" else EVERY
+    mode = EACH if compiles == "blocks" or EXHAUSTIVE else EVERY
     assert_same_as_eager(functools.partial(steps, compiles), mode)
 
 
 def steps(compiles: str, transform: Transform) -> Any:
+    if EXHAUSTIVE:
+        torch._dynamo.reset()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 6))
     block, head = fused(net), fused(lambda h: h.softmax(-1).square().sum())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import EXHAUSTIVE
 from processes import Ended, environment, forked, in_a_process, once
 from programs_traced import waves
 
@@ -171,7 +172,7 @@ def test_a_child_goes_on_where_its_parent_was() -> None:
 
     alone = begun()
     alone.finish()
-    for _ in range(4):
+    for _ in range(10 if EXHAUSTIVE else 4):
         program = begun()
         program.follow()
         child = os.fork()
