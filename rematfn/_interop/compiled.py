@@ -220,7 +220,7 @@ class _Graph:
         for update in updates:
             contents: Any = update.gm.graph.output_node().args[0]
             takes = [*update.written, *update.others]
-            add_step(Piece(update.gm, takes, list(contents), True), _as_it_is)
+            add_step(Piece(update.gm, takes, list(contents), True), compile_piece)
             self._steps[-1].writes.extend(map(places.__getitem__, update.written))
             self._steps[-1].contents.extend(map(places.__getitem__, contents))
         stay = {place for place, _ in self._results}

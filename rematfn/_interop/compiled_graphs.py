@@ -238,8 +238,12 @@ def _makes_little(gm: fx.GraphModule, is_backward: bool) -> bool:
     results = gm.graph.output_node().all_input_nodes if is_backward else []
     returned = set(visit(results, is_look))
     calls = (n for n in gm.graph.nodes if n.op == "call_function" and n not in returned)
-    made = [n for n in calls if not is_look(n) and n.target is not operator.getitem]
-    sizes = [value.numel() for value in tensors_in([n.meta.get("val") for n in made])]
+    return is_little(n for n in calls if not is_look(n) and n.target is not operator.getitem)
+
+
+def is_little(made: Iterable[fx.Node]) -> bool:
+    """Return whether it takes the host longer to call operators than what they make."""
+    sizes = [value.numel() for value in tensors_in([node.meta.get("val") for node in made])]
     return not any(isinstance(size, torch.SymInt) for size in sizes) and sum(sizes) <= _LITTLE
 
 

@@ -10,7 +10,7 @@ else in the block depends on them. So what depends on the old contents of an inp
 and serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
 results are gone once they are written. An optimizer's step is hardly anything else. So there is one
 operator for each input, or for those that depend on each other: else all new parameters would be
-there at once.
+there at once. What is little is one operator: the statistics of a block.
 """
 
 import operator
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from .compiled_graphs import aten, is_look, is_view, part_of, refuse, visit
+from .compiled_graphs import aten, is_little, is_look, is_view, part_of, refuse, visit
 
 
 class Update(NamedTuple):
@@ -65,7 +65,7 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
     groups: list[set[fx.Node]] = []
     for node, new in contents.items():
         group = {node, *visit([new], lambda n: n in moved or is_view(n))}
-        joined = [other for other in groups if other & group & own]
+        joined = [other for other in groups if is_little(contents) or other & group & own]
         groups = [*(g for g in groups if g not in joined), group.union(*joined)]
     updates: list[Update] = []
     for group in groups:
