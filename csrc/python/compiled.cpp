@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// compiled.cpp: the operator `rematfn::compiled`. See Note [Compiled pieces are operators]
+// compiled.cpp: `rematfn::compiled` and `compiled_`. See Note [Compiled pieces are operators]
 
 #include <ATen/TensorGeometry.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
@@ -35,8 +36,9 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 struct Piece {
-  std::string kinds;  // of what it is given, in its order: T is a tensor, i and f are numbers
-  py::object run;     // takes a list, which it empties
+  std::string kinds;    // of what it is given, in its order: T is a tensor, i and f are numbers
+  std::size_t written;  // of these: the first ones. Then it has no results
+  py::object run;       // takes a list, which it empties
   py::object bytes_of_results;
 };
 
@@ -186,6 +188,34 @@ Tensors run_on_shapes(at::TensorList tensors, at::IntArrayRef sizes, at::ArrayRe
   return {at::empty({nbytes}, at::dtype(at::kByte).device(at::kMeta))};
 }
 
+void run_in_place(at::TensorList written, at::TensorList tensors, at::IntArrayRef sizes,
+                  at::ArrayRef<double> numbers, std::int64_t number, std::int64_t) {
+  const BackendScope scope;  // See Note [A kernel may be Python]
+  const py::gil_scoped_acquire gil;
+  const Piece& piece = pieces.at(number);
+  Tensors all(written.begin(), written.end());
+  all.insert(all.end(), tensors.begin(), tensors.end());
+  call(piece, piece.run, all, sizes, numbers);
+}
+
+void run_in_place_on_shapes(at::TensorList, at::TensorList, at::IntArrayRef, at::ArrayRef<double>, std::int64_t,
+                            std::int64_t) {}
+
+template <typename Function>
+c10::TypedOperatorHandle<Function> find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
+
+void count_writes(c10::DispatchKeySet keys, at::TensorList written, at::TensorList tensors, at::IntArrayRef sizes,
+                  at::ArrayRef<double> numbers, std::int64_t number, std::int64_t flops) {
+  static const auto op = find_operator<decltype(run_in_place)>("rematfn::compiled_");
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, written, tensors, sizes, numbers, number, flops);
+  }
+  for (const at::Tensor& tensor : written) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 // See Note [A piece outlives its function]
 void free_forgotten() {
   if (forgotten.empty()) return;
@@ -201,10 +231,10 @@ void free_forgotten() {
   }
 }
 
-std::int64_t add_piece(std::string kinds, py::object run, py::object bytes_of_results) {
+std::int64_t add_piece(std::string kinds, std::size_t written, py::object run, py::object bytes_of_results) {
   static std::int64_t added = 0;
   free_forgotten();
-  pieces.emplace(added, Piece{std::move(kinds), std::move(run), std::move(bytes_of_results)});
+  pieces.emplace(added, Piece{std::move(kinds), written, std::move(run), std::move(bytes_of_results)});
   return added++;
 }
 
@@ -221,13 +251,13 @@ bool sees_level(const py::list& given) {
 
 // The results of a piece, by the operator; None if it has not run. Empties the list.
 std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const py::list& given) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("rematfn::compiled", "")
-                             .typed<decltype(run)>();
+  static const auto op = find_operator<decltype(run)>("rematfn::compiled");
+  static const auto in_place = find_operator<decltype(run_in_place)>("rematfn::compiled_");
+  const Piece& piece = pieces.at(number);
   Tensors all;
   c10::SmallVector<std::int64_t, 4> sizes;
   c10::SmallVector<double, 4> numbers;
-  for (std::size_t i = 0; const char kind : pieces.at(number).kinds) {
+  for (std::size_t i = 0; const char kind : piece.kinds) {
     const py::handle item = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i++));
     if (kind == 'T') {
       all.push_back(THPVariable_Unpack(item.ptr()));
@@ -239,7 +269,12 @@ std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const
   }
   PyList_SetSlice(given.ptr(), 0, PY_SSIZE_T_MAX, nullptr);
   Parts parts;
-  {
+  if (piece.written > 0) {
+    const py::gil_scoped_release no_gil;
+    const at::TensorList tensors = all;
+    in_place.call(tensors.slice(0, piece.written), tensors.slice(piece.written), sizes, numbers, number, flops);
+    parts.emplace();
+  } else {
     const py::gil_scoped_release no_gil;
     const auto put_back = c10::make_scope_exit([outer = std::exchange(wanted, &parts)] { wanted = outer; });
     Tensors fresh = op.call(all, sizes, numbers, number, flops);
@@ -257,7 +292,7 @@ std::optional<py::list> run_piece(std::int64_t number, std::int64_t flops, const
   return results;
 }
 
-Tensors refuse_batches(at::TensorList, at::IntArrayRef, at::ArrayRef<double>, std::int64_t, std::int64_t) {
+void refuse_batches(const c10::OperatorHandle&, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "torch.compile(f, backend=\"rematfn\"): a block that is compiled for single tensors is given a batch of "
       "them, by vmap or is_grads_batched=True. Compile what maps, vmap(f), or leave f uncompiled.");
@@ -268,10 +303,16 @@ Tensors refuse_batches(at::TensorList, at::IntArrayRef, at::ArrayRef<double>, st
 // The arguments of a piece, by kind; its number here; the FLOPs that it takes.
 TORCH_LIBRARY(rematfn, m) {
   m.def("compiled(Tensor[] tensors, int[] sizes, float[] numbers, int piece, int flops) -> Tensor[]");
+  m.def("compiled_(Tensor(a!)[] written, Tensor[] tensors, int[] sizes, float[] numbers, int piece, int flops) -> ()");
   m.impl("compiled", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run));
   m.impl("compiled", c10::DispatchKey::Meta, TORCH_FN(run_on_shapes));
+  m.impl("compiled_", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_in_place));
+  m.impl("compiled_", c10::DispatchKey::Meta, TORCH_FN(run_in_place_on_shapes));
+  m.impl("compiled_", c10::DispatchKey::ADInplaceOrView, TORCH_FN(count_writes));
   for (const auto key : {c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}) {
-    m.impl("compiled", key, TORCH_FN(refuse_batches));
+    for (const char* name : {"compiled", "compiled_"}) {
+      m.impl(name, key, torch::CppFunction::makeFromBoxedFunction<&refuse_batches>());
+    }
   }
 }
 

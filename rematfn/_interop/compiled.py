@@ -152,8 +152,6 @@ class _Step(NamedTuple):
     takes: list[int]
     ends: list[int]  # of these: no later step takes them
     gives: list[int]
-    writes: list[int]  # inputs
-    contents: list[int]  # what of these is written there
 
 
 # See Note [Compiled pieces are operators]
@@ -173,7 +171,7 @@ class _Graph:
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # None is taken for some by what runs it
             # Who runs it would bump the counters before it runs, and a level take what is still to
-            # be written for overwritten. The writes below bump them.
+            # be written for overwritten. The operators that write bump them.
             context.fw_metadata.mutated_graph_handled_indices_seen_by_autograd = []
         output = gm.graph.output_node()
         own: Any = output.args[0]
@@ -187,7 +185,7 @@ class _Graph:
         numbers: list[int] = []  # of pieces
         weakref.finalize(self, _C.forget_pieces, numbers).atexit = False
 
-        def add_step(piece: Piece, compile_piece: _Compile) -> None:
+        def add_step(piece: Piece, compile_piece: _Compile, written: int = 0) -> None:
             takes = [places[node] for node in piece.takes]
             given = [values[node] for node in piece.takes]
             end = piece.gm.graph.output_node()
@@ -197,9 +195,10 @@ class _Graph:
             if piece.is_fused:
                 with TracingContext.report_output_strides() as found:
                     made = CompiledPiece(
-                        piece.gm, given, lambda: compile_piece(piece.gm, given, takes)
+                        piece.gm, given, written, lambda: compile_piece(piece.gm, given, takes)
                     )
-                run, run_as_operator = made.run, made.run_as_operator
+                run_as_operator = made.run_as_operator
+                run = run_as_operator if written else made.run  # it counts what it writes
                 numbers.append(made.number)
                 for node, stride in zip(piece.gives, found or [], strict=False):
                     strides[node] = stride
@@ -210,7 +209,7 @@ class _Graph:
             for node in piece.gives:
                 places[node] = len(places)
             gives = [places[node] for node in piece.gives]
-            self._steps.append(_Step(run, run_as_operator, takes, [], gives, [], []))
+            self._steps.append(_Step(run, run_as_operator, takes, [], gives))
 
         for piece in cut(gm, is_backward):
             add_step(piece, compile_piece)
@@ -218,11 +217,9 @@ class _Graph:
             (places[node], None) if isinstance(node, fx.Node) else (-1, node) for node in own
         ]
         for update in updates:
-            contents: Any = update.gm.graph.output_node().args[0]
             takes = [*update.written, *update.others]
-            add_step(Piece(update.gm, takes, list(contents), True), compile_piece)
-            self._steps[-1].writes.extend(map(places.__getitem__, update.written))
-            self._steps[-1].contents.extend(map(places.__getitem__, contents))
+            how = compile_piece if update.is_compiled else _as_it_is
+            add_step(Piece(update.gm, takes, [], True), how, len(update.written))
         stay = {place for place, _ in self._results}
         for step in reversed(self._steps):
             step.ends.extend(place for place in step.takes if place not in stay)
@@ -252,16 +249,12 @@ class _Graph:
             value_at = values.__getitem__
             for step in self._steps:
                 given = list(map(value_at, step.takes))
-                written = list(map(value_at, step.writes))
                 for place in step.ends:
                     values[place] = None
                 made = step.run_as_operator(given) if is_seen else step.run(given)
                 for place, value in zip(step.gives, made, strict=True):
                     values[place] = value
                 del made
-                for tensor, place in zip(written, step.contents, strict=True):
-                    tensor.copy_(values[place])
-                    values[place] = None
         return [other if place < 0 else values[place] for place, other in self._results]
 
 

@@ -101,7 +101,7 @@ def cut(gm: fx.GraphModule, is_backward: bool) -> list[Piece]:
     _fill_in_values(gm)
     is_whole = _makes_little(gm, is_backward)
     for node in _calls_in(gm):
-        node.meta["stays"] = _has_to_stay(node) and not (is_whole and _may_be_fused(node))
+        node.meta["stays"] = has_to_stay(node) if is_whole else _is_operator(node)
         if _has_effects(node):
             refuse(node, "has effects beside its results")
         if node.graph is not gm.graph and _stays(node) and _packet(node) not in _FLOPS:
@@ -247,11 +247,11 @@ def is_little(made: Iterable[fx.Node]) -> bool:
     return not any(isinstance(size, torch.SymInt) for size in sizes) and sum(sizes) <= _LITTLE
 
 
-def _may_be_fused(node: fx.Node) -> bool:
-    """Return whether a product may be a part of a piece: it gives the same bits each time."""
+def has_to_stay(node: fx.Node) -> bool:
+    """Return whether a node is no part of any piece: a second run may give other bits."""
     on_cpu = all(value.is_cpu for value in tensors_in(node.meta.get("val")))
     is_product = _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
-    return is_product and _has_one_result(node.target)
+    return _is_operator(node) and not (is_product and _has_one_result(node.target))
 
 
 def _stays(node: fx.Node) -> bool:
@@ -259,7 +259,7 @@ def _stays(node: fx.Node) -> bool:
     return bool(node.meta.get("stays"))
 
 
-def _has_to_stay(node: fx.Node) -> bool:
+def _is_operator(node: fx.Node) -> bool:
     """Return whether a node stays the operator that it is, where graphs are cut at products."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return _stays_itself(node.target)

@@ -13,8 +13,8 @@ Note [A piece outlives its function].
 An operator reads its arguments and returns fresh tensors. A graph of AOTAutograd's does more than
 that, and this is undone outside of the operators:
 
-- It writes its inputs, by `copy_` at its end. These are taken out of the graph, and are operators
-  of their own: Note [Statistics are no input of their block]. So a replay writes nothing.
+- It writes its inputs, by `copy_` at its end. These are taken out of the graph, and are calls of
+  `rematfn::compiled_`: Note [Statistics are no input of their block]. So a replay writes nothing.
 - Among its results are inputs, views, the same one twice, sizes and None. An operator returns one
   tensor for each fresh storage. What the rest is made of is found by the storages when it runs.
 
@@ -40,6 +40,7 @@ class CompiledPiece:
         self,
         gm: fx.GraphModule,
         inputs: Sequence[Any],
+        written: int,
         compile_it: Callable[[], Callable[[list[Any]], Any]],
     ) -> None:
         self._kinds = "".join(map(_kind_of, inputs))
@@ -49,7 +50,9 @@ class CompiledPiece:
         self._known = functools.cache(self._evaluate)
         # It empties the list that it is given. To compile may change the graph.
         self.run = compile_it()
-        self.number = _C.add_piece(self._kinds, self.run, lambda args: self._known_of(args)[1])
+        self.number = _C.add_piece(
+            self._kinds, written, self.run, lambda args: self._known_of(args)[1]
+        )
 
     def run_as_operator(self, args: list[Any]) -> list[Any]:
         if "?" in self._kinds:

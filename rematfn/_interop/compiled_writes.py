@@ -7,26 +7,28 @@ A batch norm's graph makes the new running statistics from the old ones. Were th
 block's operators, then once they are overwritten these could not be replayed without a copy of
 them, and all that the block saves would stay (Note [What an old value is needed for]). But nothing
 else in the block depends on them. So what depends on the old contents of an input that is written,
-and serves the new ones alone, is taken out, and runs after the block: an operator of its own, whose
-results are gone once they are written. An optimizer's step is hardly anything else. So there is one
-operator for each input, or for those that depend on each other: else all new parameters would be
-there at once. What is little is one operator: the statistics of a block.
+and serves the new ones alone, is taken out, and runs after the block: an operator of its own, which
+writes in place. An optimizer's step is hardly anything else. So there is one operator for each
+input, or for those that depend on each other: else all that they are made of would be there at
+once. What is little is one operator: the statistics of a block.
 """
 
 import operator
 from typing import Any, NamedTuple
 
 from torch import fx
+from torch._ops import HigherOrderOperator
 
-from .compiled_graphs import aten, is_little, is_look, is_view, part_of, refuse, visit
+from .compiled_graphs import aten, has_to_stay, is_little, is_look, is_view, part_of, refuse, visit
 
 
 class Update(NamedTuple):
     """Writes of inputs, taken out of a graph."""
 
-    gm: fx.GraphModule  # makes the new contents
-    written: list[fx.Node]
-    others: list[fx.Node]  # what it takes after these
+    gm: fx.GraphModule  # has no results
+    written: list[fx.Node]  # what it takes first
+    others: list[fx.Node]
+    is_compiled: bool  # else it has copies that inductor would take for useless
 
 
 # See Note [Statistics are no input of their block]
@@ -49,7 +51,9 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
         gm.graph.erase_node(node)
     if not contents:
         return []
-    needed = set(visit(output.all_input_nodes, lambda n: True))
+    calls = (node for node in gm.graph.nodes if node.op == "call_function")
+    stay = [n for n in calls if has_to_stay(n) or isinstance(n.target, HigherOrderOperator)]
+    needed = set(visit([*output.all_input_nodes, *stay], lambda n: True))
     reads: set[fx.Node] = set(contents)
     for node in gm.graph.nodes:
         if not reads.isdisjoint(node.all_input_nodes):
@@ -75,8 +79,7 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
         sources = [*(n for node in body for n in node.all_input_nodes), *news]
         others = [n for n in dict.fromkeys(sources) if n not in written and n not in body]
         part = part_of(gm, [*written, *others], body, news)
-        _give_contents_apart(part, len(written))
-        updates.append(Update(part, written, others))
+        updates.append(Update(part, written, others, not _write_at_end(part, len(written))))
     results: Any = output.args[0]
     output.args = ((*results, *dict.fromkeys(n for update in updates for n in update.others)),)
     for node in reversed(moved):
@@ -84,21 +87,24 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
     return updates
 
 
-def _give_contents_apart(gm: fx.GraphModule, written: int) -> None:
-    """Have a graph give no input that is written, nor a view, nor one tensor twice: but copies.
+def _write_at_end(gm: fx.GraphModule, written: int) -> bool:
+    """Have a graph write what it gives into its first inputs; return whether it copies that before.
 
     All that it gives is from before the first write.
     """
     end = gm.graph.output_node()
     inputs = gm.graph.find_nodes(op="placeholder")[:written]
-    given: list[fx.Node] = []
-    results: Any = end.args[0]
-    for node in results:
-        if node in inputs or node in given or is_look(node):
-            with gm.graph.inserting_before(end):
-                given.append(gm.graph.call_function(aten.clone.default, (node,)))
-            given[-1].meta = dict(node.meta)
-        else:
-            given.append(node)
-    end.args = (tuple(given),)
+
+    def call(target: Any, *args: fx.Node) -> fx.Node:
+        with gm.graph.inserting_before(end):
+            node = gm.graph.call_function(target, args)
+        node.meta = dict(args[0].meta)
+        return node
+
+    given: Any = end.args[0]
+    contents = [call(aten.clone.default, n) if n in inputs or is_look(n) else n for n in given]
+    for node, new in zip(inputs, contents, strict=True):
+        call(aten.copy_.default, node, new)
+    end.args = ((),)
     gm.recompile()
+    return contents != list(given)

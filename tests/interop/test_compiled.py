@@ -582,6 +582,32 @@ def test_arguments_that_are_written_into_each_other(f: Any, inner: str) -> None:
     assert_same_as_eager(run, EVERY)
 
 
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_a_write_that_draws_or_sums_up_in_any_order(inner: str) -> None:
+    """What is written is made again, where it was made in the function: of the same numbers."""
+
+    def update(w: Tensor, rows: Tensor) -> None:
+        with torch.no_grad():
+            w.copy_(torch.bernoulli(w.sigmoid()))
+            w.add_(w.index_add(0, rows, w))
+
+    options = {"inner": inner, "fallback_random": True}
+    updated = torch.compile(update, backend="rematfn", options=options)
+
+    def run(transform: Transform) -> Any:
+        @transform
+        def f(x: Tensor) -> Any:
+            w = x.sin()
+            updated(w, torch.zeros(len(x), dtype=torch.int64))
+            y = w.exp()
+            return (y * w).sum(), y.sum(0), w.mean()
+
+        torch.manual_seed(0)
+        return f(leaves()[0])
+
+    assert_same_as_eager(run, EVERY)
+
+
 def test_a_write_comes_when_it_is_made() -> None:
     """What is evicted until then, the block's arguments too, is replayed from the old contents."""
 
