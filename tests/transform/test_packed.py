@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bitwise_equal, bits
-from processes import forking, in_a_child, together
+from processes import forking, in_a_child, in_a_process, together
 from torch import Tensor, func, nn
 
 import rematfn
@@ -360,10 +360,18 @@ def test_what_torch_shares_until_it_is_written(budget: int | None) -> None:
 
 
 @forking
+@in_a_process
 def test_a_child_has_what_was_packed_before_the_fork() -> None:
+    """It unpacks on threads of its own.
+
+    In a process of its own: a CUDA build of torch that has compiled, or has made fake tensors, runs
+    no backward in a child if its first came after that, even if there is no GPU.
+    """
+    torch.set_num_threads(2)
     x = torch.randn(N, requires_grad=True)
-    g = rematfn.offload(lambda x: x.relu().sin().relu().sin().sum(), to="packed")
-    loss = g(x)
+    packed = rematfn.Packed(verify=True)
+    loss = rematfn.offload(lambda x: x.relu().sin().relu().sin().sum(), to=packed)(x)
+    assert packed.held_bytes > 0
 
     def child() -> None:
         loss.backward()
