@@ -10,6 +10,11 @@ writes the value once more. So the partitioner goes first, without the rules by 
 (they take a longer backward for a slower one), and the level decides what goes of the rest. Torch's
 own `activation_memory_budget` begins with the same rules off.
 
+One of them stays on: `ban_recompute_used_far_apart`. What is read before a product and again behind
+it, as a residual stream is, is not made again for the latter. Else all sums of the stream, from the
+first block of a model to the last, were one chain. The last block's backward, which runs first,
+would make the whole of it, as one piece: resident at once, and more with each block.
+
 Note [A backward graph has no derivative]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 With `create_graph` the engine runs a backward in grad mode, and differentiates what it returns.
@@ -85,7 +90,6 @@ def rematfn(
         "enable_autograd_cache": False,  # it keeps what inductor gives, and not what we make of it
         "activation_memory_budget": 1.0,
         # See Note [The partitioner recomputes what is free]
-        "ban_recompute_used_far_apart": False,
         "ban_recompute_long_fusible_chains": False,
         "ban_recompute_materialized_backward": False,
     }
