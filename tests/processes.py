@@ -107,7 +107,10 @@ class Ended:
 
 def environment() -> dict[str, str]:
     package = str(Path(rematfn.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    own = {"PYTHONPATH": package, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # From 3.12 on Python warns of a fork of a process that has threads.
+    own["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
+    return os.environ | own
 
 
 def python(*arguments: str, cwd: Path | None = None) -> Ended:
