@@ -84,10 +84,14 @@ bool Program::is_settled() const {
 }
 
 Followed Program::best() const {
-  const bool has_older = followed_.plan && followed_.trace != timed_;
-  if (!search_ || (has_older && !search_->is_over())) return followed_;
+  if (!search_) return followed_;
   std::shared_ptr<const Plan> plan = search_->best();
   if (!plan) return followed_;
+  const bool has_older = followed_.plan && followed_.trace != timed_;
+  const auto costs_less = [&] {  // by the times of each
+    return plan->overhead / future_->cost < followed_.plan->overhead / followed_.future->cost;
+  };
+  if (has_older && !search_->is_over() && !costs_less()) return followed_;
   return {timed_,
           future_,
           std::move(plan),

@@ -11,7 +11,7 @@
 // Where values move, what that takes is compared with times, and the first call's are those of cold
 // caches. So the search waits until a few guided calls have shown how long operators take; beside it
 // they would take longer. Calls that are not alike show nothing, and the search does not wait for them.
-// While the search by new times runs, calls follow the plan that they have.
+// While the search by new times runs, calls follow the plan that they have, or one that costs less.
 
 #pragma once
 

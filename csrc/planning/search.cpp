@@ -95,7 +95,8 @@ void Search::try_cut_points() {
 bool Search::only_drops_next() {
   if (!dropping_ || pending_) return false;
   const bool has_turn = over_ || (!has_to_begin() && dropping_->simulated_ <= simulated_);
-  return dropping_->pending_ || dropping_->goes_on(has_turn && has_dropping_left() ? Until::kOver : Until::kFits);
+  const Until until = has_turn && has_dropping_left() ? Until::kOver : schedules_first();
+  return dropping_->pending_ || dropping_->goes_on(until);
 }
 
 const Search::PlanRef& Search::pend(Plan plan) {
@@ -119,9 +120,12 @@ Plan Search::take_first() {
 //
 // Where less is replayed it pays less: for an LSTM's 4,355 operators at 0.2 it takes 0.2 s, and gains 0.005.
 bool Search::first_schedule_is_due() const {
+  return may_shorten() && !shortened_ && costs_much(found_or_online());
+}
+
+bool Search::costs_much(const PlanRef& plan) const {
   constexpr double kMuch = 0.5;  // of the program
-  const PlanRef& run = found_or_online();
-  return may_shorten() && !shortened_ && run && run->overhead > kMuch * future_->cost;
+  return plan && plan->overhead > kMuch * future_->cost;
 }
 
 std::shared_ptr<const Plan> Search::next() {
@@ -268,7 +272,7 @@ void Search::note_found(const Found& found) {
 }
 
 bool Search::goes_on(Until until) {
-  if (dropping_ && dropping_->goes_on(Until::kFits)) return true;
+  if (dropping_ && dropping_->goes_on(until == Until::kFits ? until : schedules_first())) return true;
   const bool has_online = pending_ ? pending_->online : online_is_next();
   constexpr std::size_t kMostCalls = 10'000;  // of a program whose schedule a call waits for
   const bool waits = until == Until::kScheduled && trace_->calls.size() <= kMostCalls;
@@ -276,6 +280,11 @@ bool Search::goes_on(Until until) {
   const bool goes = until == Until::kOver || must_go_on() || has_to_begin() || has_online ||
                     (waits && has_schedule);
   return goes && next() != nullptr;
+}
+
+// Plans that only drop have a schedule before others go on, where what fits replays much.
+Until Search::schedules_first() const {
+  return !has_to_begin() && costs_much(best()) ? Until::kScheduled : Until::kFits;
 }
 
 // See Note [Guided is never worse than online]
@@ -291,9 +300,11 @@ std::shared_ptr<const Plan> Search::best() const {
   const auto is_broken = [&](const Plan& plan) { return (*broken)[index_of(plan.prefers)].load(); };
   if (!best || !is_broken(*best)) return best;
   PlanRef other;
-  for (const Found& alike : best_of_) {
-    if (alike.plan && !is_broken(*alike.plan) && is_better(alike.plan, other)) other = alike.plan;
-  }
+  const auto consider = [&](const PlanRef& plan) {
+    if (plan && !is_broken(*plan) && is_better(plan, other)) other = plan;
+  };
+  for (const Found& alike : best_of_) consider(alike.plan);
+  consider(dropping);
   return other ? other : best;
 }
 

@@ -154,13 +154,15 @@ class Search {
   }
   // Whether the search among plans that only drop is worth finishing; whether its plan is the next.
   [[nodiscard]] bool has_dropping_left() const {
-    return dropping_ && dropping_->best_.plan && !dropping_->over_;
+    return dropping_ && dropping_->found_or_online() && !dropping_->over_;
   }
   [[nodiscard]] bool only_drops_next();
   [[nodiscard]] bool may_shorten() const {
     return !moves() && stage_ != Stage::kListed && limits_.in_vain > 0;
   }
   [[nodiscard]] bool first_schedule_is_due() const;
+  [[nodiscard]] bool costs_much(const PlanRef& plan) const;
+  [[nodiscard]] Until schedules_first() const;
   [[nodiscard]] Plan take_first();
   [[nodiscard]] const PlanRef& pend(Plan plan);
   // Puts what comes next into the queue. False if nothing does.

@@ -108,9 +108,13 @@ def test_the_first_guided_call_has_a_schedule_where_much_is_replayed() -> None:
     """It does not wait for the thread, which is not there."""
     _C.end_searches()
     trace = rematfn.record(penalised())
-    for fraction, has_one in ((0.3, True), (0.9, False)):
+    tiers = tiers_of(rematfn.Disk(bandwidth=1e6), "a test")
+    tiers.open()
+    slow = tiers.link(drops=True)
+    for fraction, link, has_one in ((0.3, None, True), (0.3, slow, True), (0.9, None, False)):
         program = _C.Program(trace._core)
-        program.search(int(fraction * trace.peak_bytes), SEARCH, SEARCH, online=ON().core())
+        budget = int(fraction * trace.peak_bytes)
+        program.search(budget, SEARCH, SEARCH, link=link, online=ON().core())
         program.follow()
         assert (_C.testing.replays_scheduled(program) > 0) == has_one
     differs = _C.Program(trace._core)  # no call that differs has run the same operators so far
