@@ -282,7 +282,6 @@ bool Search::goes_on(Until until) {
   return goes && next() != nullptr;
 }
 
-// Plans that only drop have a schedule before others go on, where what fits replays much.
 Until Search::schedules_first() const {
   return !has_to_begin() && costs_much(best()) ? Until::kScheduled : Until::kFits;
 }
