@@ -50,6 +50,8 @@ bool is_better(const std::shared_ptr<const Plan>& one, const std::shared_ptr<con
 // See Note [A plan for calls that differ]
 constexpr double kWorthAGuide = 0.02;
 
+constexpr double kMuch = 0.5;  // of the program, to be replayed
+
 constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
 constexpr SearchLimits kNoLimits{.in_vain = kAll, .in_all = kAll};
 
@@ -124,7 +126,6 @@ bool Search::first_schedule_is_due() const {
 }
 
 bool Search::costs_much(const PlanRef& plan) const {
-  constexpr double kMuch = 0.5;  // of the program
   return plan && plan->overhead > kMuch * future_->cost;
 }
 
@@ -322,7 +323,6 @@ std::shared_ptr<const Plan> Search::general() const {
 
 // See Note [A search is worth what is replayed]
 std::uint64_t Search::most_in_vain() const {
-  constexpr double kMuch = 0.5;  // of the program
   const PlanRef followed = best();
   const double share = followed ? followed->overhead / (kMuch * future_->cost) : 1;
   return share < 1 ? static_cast<std::uint64_t>(share * static_cast<double>(limits_.in_vain)) : limits_.in_vain;

@@ -20,7 +20,7 @@ Work work_of(std::string_view name) {
   if (is_among(kConvolutions)) return Work::kConvolution;
   if (name == "aten::convolution_backward") return Work::kConvolutionBackward;
   if (name.starts_with("aten::_scaled_dot_product")) return Work::kAttention;
-  if (name == "rematfn::compiled") return Work::kStated;
+  if (name == "rematfn::compiled" || name == "rematfn::compiled_") return Work::kStated;
   return Work::kBytes;
 }
 

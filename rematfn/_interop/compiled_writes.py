@@ -67,9 +67,10 @@ def take_writes(gm: fx.GraphModule) -> list[Update]:
             moved[node] = None
     own = {*contents, *moved}
     groups: list[set[fx.Node]] = []
+    in_one = is_little(contents)
     for node, new in contents.items():
         group = {node, *visit([new], lambda n: n in moved or is_view(n))}
-        joined = [other for other in groups if is_little(contents) or other & group & own]
+        joined = [other for other in groups if in_one or other & group & own]
         groups = [*(g for g in groups if g not in joined), group.union(*joined)]
     updates: list[Update] = []
     for group in groups:
