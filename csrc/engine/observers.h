@@ -43,11 +43,6 @@ class Observers {
   void note_run(Table& level, double cost, double flops, std::size_t peak);
   void note_call(const ObservedCall& call, Report& report);
 
-  // Room is wanted, and victims are to be chosen.
-  void note_shortage() {
-    if (guide) guide->note_shortage();
-  }
-
   // ---- a schedule ----------------------------------------------------------------------------------
   [[nodiscard]] const Schedule* schedule() const { return guide ? guide->schedule() : nullptr; }
   [[nodiscard]] bool has_replays_due() const { return guide && guide->has_replays_due(); }
