@@ -13,13 +13,14 @@ An operator that a level has to treat in its own way stays one, too: what draws 
 writes or adds up in an order that differs from run to run, or talks to other processes. So does a
 higher-order operator that is given such an operator, or of which nobody can tell what it does. So a
 piece gives the same bits whenever it runs. Random numbers of a given seed are a piece of their own:
-on a CPU they take longer than all that is done with them.
+on a CPU they take longer than all that is done with them. The seeds are inductor's, and so are the
+numbers.
 
 Where all that a graph makes is little, calling its operators takes longer than a finer choice among
-them could save. So it is not cut at its products then: the cell of an LSTM, which is called step by
-step, is one operator each way. What a backward returns is there at its end in any case, and does
-not count. Where sizes differ from call to call, later ones may be large. On an accelerator only
-matrix products give the same bits each time.
+them could save. So it is not cut at its products and random numbers then: the cell of an LSTM,
+which is called step by step, is one operator each way. What a backward returns is there at its end
+in any case, and does not count. Where sizes differ from call to call, later ones may be large. On
+an accelerator only matrix products give the same bits each time.
 
 A sum of a piece's results belongs to it, although the graph has it later: a bias's part of a
 backward reads a gradient that is at hand. So does a mask of random numbers. Views, constants and
@@ -40,12 +41,11 @@ from .. import _C
 from .pytrees import tensors_in
 
 aten = torch.ops.aten
+_CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu  # draws nothing: no dropout
 # torch counts no FLOPs for a CPU's attention, which is called as a GPU's is.
 _FLOPS = {
     **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-        aten._scaled_dot_product_flash_attention
-    ],
+    _CPU_ATTENTION: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
@@ -109,7 +109,7 @@ def cut(gm: fx.GraphModule, is_backward: bool) -> list[Piece]:
     gm.graph.eliminate_dead_code()
     results = list(dict.fromkeys(gm.graph.output_node().all_input_nodes))
     places: dict[int, list[fx.Node]] = {}
-    for node, place in _places(gm, results).items():
+    for node, place in _places(gm, results, is_whole).items():
         places.setdefault(place, []).append(node)
     sizes = [n for n in gm.graph.find_nodes(op="placeholder") if _is_size(n)]
     symbols = [n for n in sizes if not is_of_nested(n.meta["val"])]  # their parts are plain
@@ -135,6 +135,11 @@ def cut(gm: fx.GraphModule, is_backward: bool) -> list[Piece]:
             for node in part.graph.nodes:
                 if isinstance(node.target, torch._ops.HigherOrderOperator):
                     node.target = _for_levels(node.target)
+                elif _is_seeds(node):  # drawn as inductor draws them
+                    count, device = node.args
+                    of = torch.iinfo(torch.int64)
+                    node.target, node.args = aten.randint.low, (of.min, of.max, [count])
+                    node.kwargs = {"dtype": torch.int64, "device": device}
             part.recompile()
         pieces.append(Piece(part, taken[place], gives, is_fused))
     return pieces
@@ -149,7 +154,9 @@ def _fill_in_values(gm: fx.GraphModule) -> None:
             node.meta["val"] = node.target(*args, **kwargs)
 
 
-def _places(gm: fx.GraphModule, results: Sequence[fx.Node]) -> dict[fx.Node, int]:
+def _places(
+    gm: fx.GraphModule, results: Sequence[fx.Node], is_whole: bool
+) -> dict[fx.Node, int]:
     """Return the piece of each node that computes something, and of each result."""
     found: dict[fx.Node, int] = {}
     place = 0  # what stays the operator that it is has an odd one
@@ -157,10 +164,12 @@ def _places(gm: fx.GraphModule, results: Sequence[fx.Node]) -> dict[fx.Node, int
         if node.op != "call_function" or _is_copied(node):
             continue
         whole: Any = node.args[0] if node.target is operator.getitem else node
-        if _stays(node):
+        if _is_seeds(node):
+            found[node] = place - 1  # beside the last that stays: it depends on no piece
+        elif _stays(node):
             found[node] = place + 1
             place += 2
-        elif _is_random(node):
+        elif _is_random(node) and not is_whole:
             found[node] = place + 2
             place += 4
         elif whole in found:
@@ -251,7 +260,8 @@ def has_to_stay(node: fx.Node) -> bool:
     """Return whether a node is no part of any piece: a second run may give other bits."""
     on_cpu = all(value.is_cpu for value in tensors_in(node.meta.get("val")))
     is_product = _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
-    return _is_operator(node) and not (is_product and _has_one_result(node.target))
+    draws = is_product and _packet(node) is not _CPU_ATTENTION and not _has_one_result(node.target)
+    return _is_operator(node) and (draws or not is_product)
 
 
 def _stays(node: fx.Node) -> bool:
@@ -301,6 +311,10 @@ def _has_one_result(target: Any) -> bool:
 
 def _is_random(node: fx.Node) -> bool:
     return str(node.target) in ("prims.inductor_random.default", "prims.inductor_randint.default")
+
+
+def _is_seeds(node: fx.Node) -> bool:
+    return str(node.target) == "prims.inductor_seeds.default"
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -228,6 +228,30 @@ def test_what_makes_little_is_one_operator_each_way(
     assert rematfn.stats(g).operators == 2
 
 
+def test_numbers_are_those_that_inductor_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds are an operator; an attention draws nothing, and is part of a graph that makes little."""
+    monkeypatch.setattr(compiled_graphs, "_LITTLE", 1 << 18)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(*[F.dropout(x @ w, 0.3).view(1, 1, 6, 6)] * 3)
+        return F.dropout(y.sin(), 0.5)
+
+    x, w = leaves()
+
+    def run(backend: str, transform: Transform = untransformed) -> Any:
+        torch.manual_seed(3)
+        return transform(torch.compile(f, backend=backend))(x, w), torch.rand(2)
+
+    with torch.no_grad():
+        expected = run("inductor")
+        torch._dynamo.reset()
+        assert_same_as_eager(functools.partial(run, "rematfn"), EVERY)
+        assert_bitwise_equal(run("rematfn"), expected)
+        g = rematfn.remat(torch.compile(f, backend="rematfn"))
+        g(x, w)
+    assert rematfn.stats(g).operators == 2
+
+
 @same_as_eager
 def test_a_jagged_tensor(transform: Transform) -> Any:
     """Its own size is no number, and its parts are plain."""
