@@ -137,8 +137,10 @@ class MemoryTimeline:
             return
         running, self._profile = self._profile, None
         assert running is not None, "MemoryTimeline left without having been entered"
-        running.stop()
         inner = running.profiler
+        if inner is not None:
+            inner.acc_events = False  # or its end makes an object of each event: most of the time
+        running.stop()
         if inner is None or inner.kineto_results is None:
             raise RuntimeError("MemoryTimeline: torch's profiler has recorded nothing.")
         results = inner.kineto_results
