@@ -29,6 +29,10 @@ import rematfn
 
 R = TypeVar("R")
 SECONDS = 300  # that a script may take, on a busy machine
+# What a process imports before its children are forked: torch's compiler, which the first seed or
+# optimizer imports, and which would be most of the time of most children. Where it is imported an
+# interrupt that nobody catches ends a process in another way: of that nothing is imported.
+COMPILER = ("torch._dynamo",)
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
@@ -56,14 +60,16 @@ def _calling(function: Callable[[], object], how: str) -> str:
     return f"import sys\nsys.path[:0] = {folders}\nimport processes, {file.stem}\n{call}\n"
 
 
-def in_a_process(test: Callable[[], object]) -> Callable[[], None]:
+def in_a_process(
+    test: Callable[[], object], modules: Sequence[str] = COMPILER
+) -> Callable[[], None]:
     """Have a test run in a process of its own. A deadlock is a failure."""
 
     @functools.wraps(test)
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
             jobs = {"it": (_calling(test, "{}.__wrapped__()"), "")}
-            ended = forked(Path(folder), jobs, seconds=360)["it"]
+            ended = forked(Path(folder), jobs, modules, seconds=360)["it"]
         assert ended.code == 0, f"exit code {ended.code}\n{ended.out}{ended.err}"
 
     return run
@@ -76,7 +82,7 @@ def in_ranks(function: Callable[[], object], folder: Path) -> None:
     """
     script = _calling(function, f"processes.as_rank({{}}, {str(folder / 'store')!r})")
     jobs = {rank: (script, rank) for rank in ("0", "1")}
-    ended = forked(folder, jobs, ["torch._dynamo"], seconds=4 * SECONDS).values()
+    ended = forked(folder, jobs, seconds=4 * SECONDS).values()
     said = "\n---\n".join(f"exit code {one.code}\n{one.out}{one.err}" for one in ended)
     assert all(one.code == 0 for one in ended), said
 
@@ -189,7 +195,7 @@ def _zygote(*modules: str) -> subprocess.Popen[str]:
 def forked(
     folder: Path,
     jobs: Mapping[str, tuple[str, str]],
-    modules: Sequence[str] = (),
+    modules: Sequence[str] = COMPILER,
     seconds: float = 10 * SECONDS,
 ) -> dict[str, Ended]:
     """Run scripts, each with an argument, in children of one process; return how each ended.

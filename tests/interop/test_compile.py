@@ -158,7 +158,7 @@ def test_a_compiled_function_around_breaks_its_graph(mode: Mode) -> None:
     assert_same_as_eager(run, mode)
 
 
-@in_a_process
+@functools.partial(in_a_process, modules=())
 def test_a_first_compilation_in_the_middle_of_a_call_is_seen() -> None:
     """So are those after a reset, which forgets who listens."""
     assert "torch._dynamo" not in sys.modules

@@ -106,7 +106,7 @@ JOBS = {f"remat: {name}": ("remat", name) for name in SCRIPTS} | {
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Run all scripts, and return how each ended."""
     jobs = {job: (PRELUDE + SCRIPTS[name], way) for job, (way, name) in JOBS.items()}
-    return once(tmp_path_factory, "ends", lambda folder: forked(folder, jobs))
+    return once(tmp_path_factory, "ends", lambda folder: forked(folder, jobs, ()))
 
 
 @pytest.mark.forking

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a refused operator would make is known to the byte; of what runs nobody asks."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +107,7 @@ def test_what_writes_and_makes_is_refused_before_it_writes() -> None:
 NETWORKS = ("transformer-dropout", "attention-fused", "cnn-batchnorm", "u-net", "lstm")
 
 
-@in_a_process
+@functools.partial(in_a_process, modules=())
 def test_a_budget_imports_nothing_that_the_step_does_not() -> None:
     for program in (program for program in ZOO if program.name in NETWORKS):
         loss_of(program.make(), untransformed).backward()  # no optimizer: it imports the compiler

@@ -67,7 +67,7 @@ ENDS = {
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     jobs = {end: (DEFAULT + BEGUN + script, "") for end, (script, _) in ENDS.items()}
-    return once(tmp_path_factory, "searches", lambda folder: forked(folder, jobs))
+    return once(tmp_path_factory, "searches", lambda folder: forked(folder, jobs, ()))
 
 
 @pytest.mark.forking
@@ -78,7 +78,7 @@ def test_a_process_ends_as_it_would_without_a_search(
     script, code = ENDS[end]
     if ended[end].code != code:  # what torch does at its exit may hide an interrupt
         none = BEGUN.replace("1 << 40", "0").replace("assert _C.testing.is_searching()", "")
-        code = forked(tmp_path, {"it": (DEFAULT + none + script, "")})["it"].code
+        code = forked(tmp_path, {"it": (DEFAULT + none + script, "")}, ())["it"].code
     assert ended[end].code == code, ended[end].err
     assert "terminate called" not in ended[end].err
 

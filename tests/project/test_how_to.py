@@ -24,7 +24,6 @@ from test_pages import PIECE, pieces
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "comparison.md", DOCS / "migration.md"]
-IMPORTED = ["torch._dynamo"]  # by an optimizer: once, and not for each page
 LONG = {"meta-learning", "rollouts"}  # two fifths of the time of all; make test-exhaustive
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(%?)")
 END = "\x1e"  # printed after each block
@@ -61,7 +60,7 @@ def run_in_ranks(page: Path, text: str, folder: Path, ranks: int) -> list[str]:
     script = f"import os, sys\nos.environ.update({meeting}, RANK=sys.argv[1])\n"
     script += program_in(folder, page, text)
     jobs = {str(rank): (script, str(rank)) for rank in range(ranks)}
-    ended = forked(folder, jobs, IMPORTED)
+    ended = forked(folder, jobs)
     for one in ended.values():
         assert one.code == 0, one.out + one.err
     return ended["0"].out.split(END)[:-1]
@@ -74,7 +73,7 @@ def run_pages(pages: list[Path], folder: Path) -> dict[Path, Ended]:
         own = folder / page.stem
         own.mkdir()
         jobs[str(page)] = (program_in(own, page, page.read_text(encoding="utf-8")), "")
-    ended = forked(folder, jobs, IMPORTED)
+    ended = forked(folder, jobs)
     return {page: ended[str(page)] for page in pages}
 
 

@@ -169,7 +169,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def work(scripts: Path) -> Run:
         scratch = tmp_path_factory.mktemp("scratch")
         jobs = {name: (PRELUDE + text + "\n", str(scratch)) for name, (text, *_) in SCRIPTS.items()}
-        return forked(scripts, jobs), [path.name for path in scratch.iterdir()]
+        return forked(scripts, jobs, ()), [path.name for path in scratch.iterdir()]
 
     return once(tmp_path_factory, "offload", work)
 
