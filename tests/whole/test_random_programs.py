@@ -106,30 +106,24 @@ def everything_comes_back(costs_at_random: None) -> Iterator[None]:
     assert DISK.bytes_in > 0
 
 
-def same_as_eager(run: Run, mode: Mode) -> None:
+@known
+@given(
+    steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, *WRITES, *READS, "drop", "swap"),
+    differentiate=st.booleans(),
+    mode=modes,
+)
+def test_any_program_is_bitwise_eager(steps: list[Step], differentiate: bool, mode: Mode) -> None:
+    run = program_of(steps, differentiate)
+    try:
+        run(untransformed)
+    except RuntimeError:  # autograd refuses some writes
+        assume(False)
     try:
         assert_same_as_eager(run, mode)
     except rematfn.BudgetError:  # a guess of ours for moves, a finding of `mode` for the others
         if not isinstance(mode, Moved):
             raise
         assume(False)
-
-
-@known
-@given(steps=steps_of(*NEW, *VIEWS, *WRITES, *WRITES, *READS, "drop", "swap"), mode=modes)
-def test_any_program_of_reads_and_writes_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
-    same_as_eager(program_of(steps, differentiate=False), mode)
-
-
-@known
-@given(steps=steps_of(*NEW, *NEW, *VIEWS, *WRITES, *READS, "drop", "swap"), mode=modes)
-def test_any_differentiable_program_is_bitwise_eager(steps: list[Step], mode: Mode) -> None:
-    run = program_of(steps, differentiate=True)
-    try:
-        run(untransformed)
-    except RuntimeError:  # autograd refuses some writes
-        assume(False)
-    same_as_eager(run, mode)
 
 
 WAYS = [
