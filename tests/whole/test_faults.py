@@ -110,13 +110,6 @@ def look_around() -> None:
     assert DISK.held_bytes == PACKED.held_bytes == 0
 
 
-def expected() -> list[Tensor]:
-    x, w = arguments()
-    loss = program(x, w)
-    loss.backward()
-    return [loss.detach(), x.grad, w.grad]
-
-
 def run(transform: Transform) -> list[Tensor]:
     x, w = arguments()
     loss = transform(program)(x, w)
@@ -187,7 +180,7 @@ def test_every_place_in_turn(
     fault: Fault, error: type[BaseException], transform: Transform
 ) -> None:
     """In the forward or the backward: afterwards the whole comes out right."""
-    right, k = expected(), 0
+    right, k = run(untransformed), 0
     while True:
         try:
             with fault(k) as has_happened:
@@ -212,7 +205,7 @@ def test_a_backward_that_failed_is_tried_again(
     fault: Fault, error: type[BaseException], transform: Transform
 ) -> None:
     """The graph and its level are intact, wherever the backward was broken off."""
-    right, k, found = expected(), 0, None
+    right, k, found = run(untransformed), 0, None
     while found is None:
         x, w = arguments()
         loss = transform(program)(x, w)
@@ -336,7 +329,7 @@ def raise_in_saved_tensor_hooks(end: str, transform: Transform) -> None:
         transform(program)(x, w).backward()
     rematfn.testing.check()
     assert _C.stack_depth() == 0
-    assert_bitwise_equal(run(transform), expected())
+    assert_bitwise_equal(run(transform), run(untransformed))
 
 
 @transforms
@@ -409,7 +402,7 @@ def test_an_interrupt_is_served_in_the_middle_of_replays() -> None:
         signal.signal(signal.SIGPROF, before)
     assert 0 < rematfn.stats(g).replays < links, "it was broken off in the middle"
     look_around()
-    assert_bitwise_equal(run(remat), expected())
+    assert_bitwise_equal(run(remat), run(untransformed))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
