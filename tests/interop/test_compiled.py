@@ -366,26 +366,6 @@ def test_who_asks_where_is_not_compiled() -> None:
     assert len(set(seen)) == 1, seen
 
 
-class Net(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self:
-            x = layer(x)
-        return x
-
-
-@pytest.mark.parametrize("whole", [torch.compile, nn.Module.compile], ids=["around", "in place"])
-@same_as_eager(mode=EVERY)
-def test_a_module_that_is_compiled_as_a_whole(transform: Transform, whole: Any) -> Any:
-    torch.manual_seed(0)
-    # A class of torch's own is not compiled in place.
-    net = Net(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
-    net = whole(net, backend="rematfn", options=EAGERLY) or net
-    x, _ = leaves()
-    out = transform(net)(x)
-    out.sum().backward()
-    return out, x.grad, [p.grad for p in net.parameters()], list(net.buffers())
-
-
 @pytest.mark.parametrize("compiles", ["blocks", "the update too"])
 def test_a_step_with_compiled_blocks_and_its_optimizer(compiles: str) -> None:
     # torch compiles a method 8 times, and then it rounds as eager: not for each try at a budget.

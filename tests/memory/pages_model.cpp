@@ -6,11 +6,8 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -239,27 +236,6 @@ void threads() {
   pages.leave(budget);
 }
 
-void a_fork() {
-  Pages pages;
-  Budget budget(8 * kMiB);
-  pages.enter(budget);
-  const Block before = allocate(pages, kMiB, 1);
-  pages.lock();
-  const pid_t child = fork();
-  pages.unlock();
-  if (child == 0) {
-    const Block own = allocate(pages, 2 * kMiB, 2);
-    release(pages, before);
-    release(pages, own);
-    std::_Exit(0);
-  }
-  int status = 1;
-  waitpid(child, &status, 0);
-  expect(status == 0, "the child allocates and frees");
-  release(pages, before);
-  pages.leave(budget);
-}
-
 // A limit on addresses or on data, of which so many bytes are used.
 void few_addresses(int which, std::size_t used) {
   Pages pages;
@@ -333,7 +309,6 @@ const rematfn::Tests kTests{
     {"random", [] { for (unsigned seed = 0; seed < 4; ++seed) random_blocks(seed); }},
     {"kept", kept_between_tenants},
     {"threads", threads},
-    {"fork", a_fork},
     {"addresses", [] { few_addresses(RLIMIT_AS, process().addresses); }},
     {"data", [] { few_addresses(RLIMIT_DATA, process().data); }},
     {"mappings", few_mappings},
