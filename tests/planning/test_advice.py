@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import asked_for, assert_bitwise_equal, described, refusal_of, some
+from helpers import EXHAUSTIVE, asked_for, assert_bitwise_equal, described, refusal_of, some
 from steps import NEW, VIEWS, WRITES, obey
 from torch import Tensor, nn
 
@@ -191,8 +191,8 @@ def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
     policy: Policy,
 ) -> None:
     """Which is mirrored, and so a guess: of some hundred programs it may be too little for one."""
-    followed = 0
-    for program, expected in itertools.islice(runnable(7), 40):
+    followed, count = 0, 40 if EXHAUSTIVE else 16
+    for program, expected in itertools.islice(runnable(7), count):
         free = rematfn.remat(program.f)
         program.run(free)
         budget = float(rematfn.stats(free).peak_bytes)
@@ -209,7 +209,7 @@ def test_in_a_first_calls_backward_the_figure_allows_for_the_rest(
         enough = rematfn.remat(program.f, asked_for(error), policy=policy)
         assert_bitwise_equal(program.run(enough), expected)
         followed += 1
-    assert followed >= 30
+    assert followed >= 3 * count // 4
 
 
 def quantiser() -> Callable[[], list[Tensor]]:
