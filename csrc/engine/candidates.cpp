@@ -26,7 +26,11 @@ void Ledger::enlist(Version& version) {
   // See Note [Candidates are listed once something has to go]
   if (!lists_candidates_ || version.nbytes == 0 || version.raw) [[unlikely]] return;
   Table& table = *version.table;
-  version.way = cheapest_way(version);
+  if (!table.has_copies()) [[likely]] {
+    version.way = drop_and_replay.applies(version) ? &drop_and_replay : nullptr;
+  } else {
+    version.way = cheapest_way(version, [](const Way&) { return true; });
+  }
   if (version.way == nullptr) return;
   version.slot = table.candidates.size();
   Candidate& c = table.candidates.emplace_back();  // See Note [Records are filled in place]
@@ -92,14 +96,11 @@ void Ledger::for_each_way(const Version& version, c10::function_ref<void(Way&)> 
   }
 }
 
-Way* Ledger::cheapest_way(const Version& version) {
-  if (!version.table->has_copies()) [[likely]] {
-    return drop_and_replay.applies(version) ? &drop_and_replay : nullptr;
-  }
+Way* Ledger::cheapest_way(const Version& version, c10::function_ref<bool(const Way&)> counts) {
   Way* cheapest = nullptr;
   for_each_way(version, [&](Way& way) {
-    const bool is_cheaper = cheapest == nullptr || way.cost(version) < cheapest->cost(version);
-    if (is_cheaper) cheapest = &way;
+    if (!counts(way)) return;
+    if (cheapest == nullptr || way.cost(version) < cheapest->cost(version)) cheapest = &way;
   });
   return cheapest;
 }

@@ -36,14 +36,10 @@ void Evictor::evict(Version& version) {
 
 bool Evictor::evict_one(Table& table) {
   moves_.list_candidates();
-  return evict_one(table, /*spare_pending=*/true) || evict_one(table, /*spare_pending=*/false) ||
-         moves_.relieve_one_copy(table);
-}
-
-bool Evictor::evict_one(Table& table, bool spare_pending) {
-  Version* victim = find_victim(table, spare_pending);
-  if (victim != nullptr) evict(*victim);
-  return victim != nullptr;
+  for (const bool spare_pending : {true, false}) {
+    if (Version* const victim = find_victim(table, spare_pending)) return evict(*victim), true;
+  }
+  return moves_.relieve_one_copy(table);
 }
 
 // Where nobody knows which values will be dropped, what is dropped now may be missed by way of several. Without
@@ -192,10 +188,8 @@ bool Evictor::find_way(Version& version) const {
   const bool has_room = version.way->has_room(version);
   const bool would_rather_move = moves_all_ && !version.way->keeps_copy();
   if (has_room && !would_rather_move) return true;
-  Way* other = nullptr;
-  moves_.for_each_way(version, [&](Way& way) {
-    if (!way.has_room(version) || (has_room && !way.keeps_copy())) return;
-    if (other == nullptr || way.cost(version) < other->cost(version)) other = &way;
+  Way* const other = moves_.cheapest_way(version, [&](const Way& way) {
+    return way.has_room(version) && (!has_room || way.keeps_copy());
   });
   if (other != nullptr) version.way = other;
   return has_room || other != nullptr;

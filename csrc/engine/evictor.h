@@ -20,7 +20,6 @@ class Evictor {
   void evict(Version& version);
   // Evicts one version of `table` or, when it has none left, of a table inside it; else drops a copy in memory.
   bool evict_one(Table& table);
-  bool evict_one(Table& table, bool spare_pending);
   // The same, of those that will not be read again, as far as is known, nor be missed.
   bool evict_useless(Table& table);
   // What speaks against letting a candidate go: minus infinity if it will not be read again, as far

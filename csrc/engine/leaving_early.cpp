@@ -12,10 +12,8 @@ void Evictor::evict_by_copy(Version& version) {
   if (!version.may_go() || version.pending > 0 || version.kept) return;
   const double next = version.next_use;
   const double until = next == kUnknown || next == kNever ? kNever : next - moves_.record_clock();
-  Way* cheapest = nullptr;
-  moves_.for_each_way(version, [&](Way& way) {
-    if (!way.keeps_copy() || until <= way.pays_after(version) || !way.has_room(version)) return;
-    if (cheapest == nullptr || way.cost(version) < cheapest->cost(version)) cheapest = &way;
+  Way* const cheapest = moves_.cheapest_way(version, [&](const Way& way) {
+    return way.keeps_copy() && until > way.pays_after(version) && way.has_room(version);
   });
   if (cheapest == nullptr || moves_.store.held_elsewhere(version)) return;
   version.way = cheapest;

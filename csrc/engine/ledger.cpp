@@ -251,12 +251,9 @@ void Ledger::discharge_copy(Version& version) {
 
 Way* Ledger::relief_of(const Version& version) {
   if (version.place() != Place::kAway) return nullptr;
-  Way* cheapest = nullptr;
-  for_each_way(version, [&](Way& way) {
-    const bool frees = way.keeps_copy() ? way.takes_copies(version) : version.pending == 0;
-    if (frees && (cheapest == nullptr || way.cost(version) < cheapest->cost(version))) cheapest = &way;
+  return cheapest_way(version, [&](const Way& way) {
+    return way.keeps_copy() ? way.takes_copies(version) : version.pending == 0;
   });
-  return cheapest;
 }
 
 std::size_t Ledger::relievable_bytes(const Table& table) {

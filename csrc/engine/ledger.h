@@ -93,7 +93,8 @@ class Ledger {
   [[nodiscard]] double due_to_go(const Version& version);
   // The ways of its table and those around it, by which `version` may go.
   void for_each_way(const Version& version, c10::function_ref<void(Way&)> visit);
-  [[nodiscard]] Way* cheapest_way(const Version& version);  // or null
+  // The cheapest of those that count; or null.
+  [[nodiscard]] Way* cheapest_way(const Version& version, c10::function_ref<bool(const Way&)> counts);
   // What has a copy in memory. See Note [A copy may stay in memory].
   [[nodiscard]] const std::vector<Version*>& packed() const { return packed_; }
   // What frees the memory of its copy at the least cost: to drop it, or a way that takes it over; or null.

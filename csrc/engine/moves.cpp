@@ -34,9 +34,8 @@ void Moves::evict(Version& version) {
 }
 
 void Moves::drop(Version& version) {
-  if (version.copied_by() != nullptr) discard_copy(version);  // which may be reading the bytes
   store.drop(version);
-  lose_bytes(version, Journal::What::kReleased);
+  note_gone(version);
 }
 
 void Moves::note_gone(Version& version) {

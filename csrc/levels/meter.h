@@ -35,9 +35,6 @@ class Meter {
   // The most bytes the operator had allocated at once.
   [[nodiscard]] std::size_t peak() const { return static_cast<std::size_t>(peak_); }
 
-  // Whether a budget decides what it may allocate.
-  [[nodiscard]] bool is_bounded() const { return level_.is_bounded; }
-
   void allocated(std::size_t nbytes);
   void freed(std::size_t nbytes) { add(-static_cast<std::int64_t>(nbytes)); }
 

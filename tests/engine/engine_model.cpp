@@ -119,7 +119,7 @@ void what_replays_wait_for_may_be_moved() {
   expect(ways() == Ways{drop}, "what will not be read is dropped");
   rematfn::expect(*version);  // one more pending reader
   expect(ways() == Ways{drop, &move}, "what a replay waits for goes either way");
-  expect(domain->evictor.evict_one(*all.table, /*spare_pending=*/false), "it goes");
+  expect(domain->evictor.evict_one(*all.table), "it goes");
   domain->end_moves(*all.table);
   expect(version->copied_by() == &move, "and is moved, which is cheaper");
   unexpect(*version);
