@@ -222,7 +222,7 @@ Footprint& footprint_of(FootprintKey key) {
 }
 
 // See Note [Cost is a model]
-Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
+double flops_of(const OperatorFacts& facts, Arguments arguments, std::int64_t elements) {
   const auto tensor = [&](std::size_t i) -> const at::Tensor& { return arguments[i].toTensor(); };
   // The kernel will refuse what has not the dimensions that it needs, in words of its own.
   const auto extent = [](const at::Tensor& t, std::int64_t dimension) {
@@ -232,42 +232,38 @@ Flops flops_of(const OperatorFacts& facts, Arguments arguments) {
   const auto per_channel = [&](const at::Tensor& weight) {
     return static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0);
   };
+  const auto for_each = static_cast<double>(elements);
   switch (facts.work) {
     case Work::kBytes:
-      return {};
+      return 0;
     case Work::kMatmul: {
       // addmm and baddbmm take the summand first.
       const bool summand = arguments.size() > 2 && arguments[2].isTensor();
-      return {0, 2 * extent(tensor(summand ? 1 : 0), -1)};
+      return 2 * extent(tensor(summand ? 1 : 0), -1) * for_each;
     }
     case Work::kConvolution:
-      return {0, 2 * per_channel(tensor(1))};
+      return 2 * per_channel(tensor(1)) * for_each;
     case Work::kConvolutionBackward: {
       // One convolution for each gradient that is asked for, the bias's apart.
       const c10::List<bool> asked = arguments.back().toBoolList();
       const double count = static_cast<double>(asked[0]) + static_cast<double>(asked[1]);
-      return {2 * count * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2)), 0};
+      return 2 * count * static_cast<double>(tensor(0).numel()) * per_channel(tensor(2));
     }
     case Work::kAttention:
       // Two products of queries with all keys; the backward's five are judged by their operands.
-      return {4 * static_cast<double>(tensor(0).numel()) * extent(tensor(1), -2), 0};
+      return 4 * static_cast<double>(tensor(0).numel()) * extent(tensor(1), -2);
     case Work::kStated:
-      return {static_cast<double>(arguments.back().toInt()), 0};
+      return static_cast<double>(arguments.back().toInt());
   }
-  return {};
+  return 0;
 }
 
 // A CPU of some cores; a data centre's accelerator (A100, H100: 156 to 400 TFLOP/s in sixteen bits, 19 to 60
 // in thirty-two, 1.5 to 4.8 TB/s), with a launch by a host that runs a level.
-Rates rates_of(c10::DeviceType device, std::size_t itemsize, bool draws) {
-  if (device == c10::DeviceType::CPU) {
-    return {.flops = 50e9, .bytes = draws ? 0.25e9 : 10e9, .launch = kOperatorCost};
-  }
-  return {.flops = itemsize <= 2 ? 400e12 : 50e12, .bytes = 2.5e12, .launch = 10e-6};
-}
-
-double modelled_cost(double flops, std::size_t bytes_moved, const Rates& rates) {
-  return rates.launch + std::max(flops / rates.flops, static_cast<double>(bytes_moved) / rates.bytes);
+double modelled_cost(double flops, std::size_t bytes_moved, c10::DeviceType device, std::size_t itemsize, bool draws) {
+  const auto bytes = static_cast<double>(bytes_moved);
+  if (device == c10::DeviceType::CPU) return kOperatorCost + std::max(flops / 50e9, bytes / (draws ? 0.25e9 : 10e9));
+  return 10e-6 + std::max(flops / (itemsize <= 2 ? 400e12 : 50e12), bytes / 2.5e12);
 }
 
 }  // namespace rematfn

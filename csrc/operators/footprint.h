@@ -70,25 +70,12 @@ struct Footprint {
 // 0.124 and 0.222 of a GPT's step at 0.5 and 0.3 of its peak, those searched by measured costs 0.120 and
 // 0.222; for a ResNet 0.171 and 0.625 against 0.144 and 0.622. With a factor for each operator, fitted to
 // what was measured: 0.122, 0.223, 0.157 and 0.684.
-struct Flops {
-  double fixed = 0;
-  double per_output_element = 0;
-
-  [[nodiscard]] double total(std::int64_t output_elements) const {
-    return fixed + per_output_element * static_cast<double>(output_elements);
-  }
-};
-// Of the call about to run.
-[[nodiscard]] Flops flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments);
-// Per second, and in seconds.
-struct Rates {
-  double flops;
-  double bytes;
-  double launch;
-};
-// Of an operator whose elements take so many bytes. `draws`: random numbers.
-[[nodiscard]] Rates rates_of(c10::DeviceType device, std::size_t itemsize, bool draws);
-[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved, const Rates& rates);
+//
+// Of a call whose largest result has so many elements.
+[[nodiscard]] double flops_of(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments, std::int64_t elements);
+// In seconds. `itemsize`: of an element. `draws`: random numbers, on a CPU.
+[[nodiscard]] double modelled_cost(double flops, std::size_t bytes_moved, c10::DeviceType device, std::size_t itemsize,
+                                   bool draws);
 
 // A tensor argument's bytes as the kernel reads them: the view's, not the storage's.
 [[nodiscard]] inline std::size_t view_bytes(const c10::TensorImpl& tensor) {

@@ -329,7 +329,6 @@ void LevelCall::run_kernel() {
 }
 
 void LevelCall::run_measured() {
-  if (facts_.work != Work::kBytes) flops_ = flops_of(facts_, arguments());
   const bool is_timed_there = level_.timed && on_accelerator_;
   std::optional<c10::Event> begun;
   if (is_timed_there) begun = begin_to_time();

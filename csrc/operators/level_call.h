@@ -69,7 +69,8 @@ class LevelCall final : private Step {
   void sort_results();
   void give_away_parts();
   void give_away(Cell& cell, c10::TensorImpl& tensor);
-  [[nodiscard]] Rates rates() const;
+  // By the model, in seconds.
+  [[nodiscard]] double cost_of(double flops, std::size_t bytes_moved) const;
   void record_write(std::size_t argument);
   void note_failed_write();
   void record_fresh(const FoundTensor& fresh);
@@ -120,7 +121,6 @@ class LevelCall final : private Step {
   std::size_t output_bytes_ = 0;
   bool draws_on_cpu_ = false;
   c10::Device entered_{c10::kCPU};  // whose stream was entered last
-  Flops flops_;
   double seconds_ = 0;  // as measured, if the level is timed
 };
 

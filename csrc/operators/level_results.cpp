@@ -127,8 +127,8 @@ void LevelCall::take_results() {
     }
   }
   const std::size_t scratch_bytes = peak_ > output_bytes_ ? peak_ - output_bytes_ : 0;
-  const double flops = flops_.total(elements);
-  const double modelled = modelled_cost(flops, input_bytes_ + output_bytes_ + written_bytes, rates());
+  const double flops = facts_.work == Work::kBytes ? 0 : flops_of(facts_, arguments(), elements);
+  const double modelled = cost_of(flops, input_bytes_ + output_bytes_ + written_bytes);
   const double cost = level_.timed ? std::max(seconds_, kOperatorCost) : modelled;
   account({.cost = cost,
            .modelled = modelled,
@@ -149,12 +149,12 @@ void LevelCall::take_results() {
   if (is_metered_ && took >= need_.certain_bytes && took != need_.likely_bytes) footprint_of(footprint_key()).nbytes = took;
 }
 
-Rates LevelCall::rates() const {
+double LevelCall::cost_of(double flops, std::size_t bytes_moved) const {
   if (draws_on_cpu_ || (fresh_.empty() && found_.empty())) {
-    return rates_of(c10::DeviceType::CPU, 0, draws_on_cpu_);
+    return modelled_cost(flops, bytes_moved, c10::DeviceType::CPU, /*itemsize=*/0, draws_on_cpu_);
   }
   const c10::TensorImpl& tensor = fresh_.empty() ? *found_[0].tensor : *fresh_[0].tensor;
-  return rates_of(tensor.device_type(), tensor.itemsize(), /*draws=*/false);
+  return modelled_cost(flops, bytes_moved, tensor.device_type(), tensor.itemsize(), /*draws=*/false);
 }
 
 void LevelCall::record_write(std::size_t argument) {

@@ -111,10 +111,8 @@ std::pair<double, double> modelled_cost_of(const std::string& name, const std::s
     }
   }
   const auto facts = facts_by(name, overload);
-  const double flops = flops_of(*facts, stack).total(elements);
-  const auto type = c10::Device(device).type();
-  const bool draws = facts->draws_random && type == c10::DeviceType::CPU;
-  return {flops, modelled_cost(flops, bytes_moved, rates_of(type, itemsize, draws))};
+  const double flops = flops_of(*facts, stack, elements);
+  return {flops, modelled_cost(flops, bytes_moved, c10::Device(device).type(), itemsize, facts->draws_random)};
 }
 
 // ---- journals ----------------------------------------------------------------------------------
