@@ -156,9 +156,8 @@ class Sequence {
 
   void note_steps(std::uint64_t steps) {
     constexpr std::uint64_t kStepsOfOne = 16;  // take as long as one simulated operator
-    if (effort_.stop.load(std::memory_order_relaxed)) throw Stopped{};
     steps_ += steps;
-    effort_.operators.fetch_add(steps_ / kStepsOfOne, std::memory_order_relaxed);
+    effort_.note(steps_ / kStepsOfOne);
     steps_ %= kStepsOfOne;
   }
 

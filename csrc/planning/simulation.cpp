@@ -14,30 +14,23 @@ namespace {
 
 struct SimulatedVersion final : Version, Pooled<SimulatedVersion> {};
 
-// Counts what is done.
 class CountingSizes final : public Store {
  public:
-  Effort* effort = nullptr;
-
-  void note(std::uint64_t operators) {
-    if (effort == nullptr) return;
-    if (effort->stop.load(std::memory_order_relaxed)) throw Stopped{};
-    const std::uint64_t before = effort->operators.fetch_add(operators, std::memory_order_relaxed);
-    if (before >= effort->most) throw Stopped{};
-  }
+  explicit CountingSizes(Effort& effort) : effort_(effort) {}
 
   void note_lookahead(std::size_t operations) override {
     constexpr std::size_t kOfOneReplay = 8;
-    if (effort != nullptr && effort->counts_walks) note(operations / kOfOneReplay);
+    if (effort_.counts_walks) effort_.note(operations / kOfOneReplay);
   }
+
+ private:
+  Effort& effort_;
 };
 
 class SimulatedDomain final : public Domain {
  public:
-  SimulatedDomain(Effort* effort, const std::vector<Trace::Call>& calls)
-      : Domain(sizes_), calls_(calls) {
-    sizes_.effort = effort;
-  }
+  SimulatedDomain(Effort& effort, const std::vector<Trace::Call>& calls)
+      : Domain(sizes_), calls_(calls), effort_(effort), sizes_(effort) {}
 
   void note_replay(const Trace::Call& call) {
     note_effort();
@@ -48,11 +41,11 @@ class SimulatedDomain final : public Domain {
   void note_effort() {
     constexpr std::uint64_t kWalksOfOneReplay = 4;
     std::uint64_t operators = 1;
-    if (sizes_.effort != nullptr && sizes_.effort->counts_walks) {
+    if (effort_.counts_walks) {
       operators += (walks.last - walks_before_) / kWalksOfOneReplay;
       walks_before_ = walks.last;
     }
-    sizes_.note(operators);
+    effort_.note(operators);
   }
 
   std::vector<Replayed> replays;
@@ -60,6 +53,7 @@ class SimulatedDomain final : public Domain {
 
  private:
   const std::vector<Trace::Call>& calls_;
+  Effort& effort_;
   CountingSizes sizes_;
   std::uint64_t walks_before_ = 0;
 };
@@ -182,7 +176,7 @@ class Simulation {
   Simulation(const Trace& trace, const SimulationOptions& options)
       : trace_(trace),
         options_(options),
-        domain_(std::make_shared<SimulatedDomain>(options.effort, trace.calls)),
+        domain_(std::make_shared<SimulatedDomain>(options.effort != nullptr ? *options.effort : effort_, trace.calls)),
         table_(new Table(domain_, *domain_, nullptr, options.budget, options.policy)),
         level_(table_),
         versions_(trace.values.size()) {
@@ -292,6 +286,7 @@ class Simulation {
 
   const Trace& trace_;
   const SimulationOptions options_;
+  Effort effort_;  // if nobody asks for it
   const std::shared_ptr<SimulatedDomain> domain_;
   std::vector<std::unique_ptr<SimulatedLink>> links_;
   const Ref<Table> table_;  // the outermost

@@ -19,8 +19,17 @@ namespace rematfn {
 
 class Guide;
 
+// Thrown by a simulation that was told to stop, or that has done the most it may.
+struct Stopped {};
+
 // What simulations have done so far, and whether they are to end.
 struct Effort {
+  // So many operators more, or what takes as long. Throws Stopped.
+  void note(std::uint64_t more) {
+    if (stop.load(std::memory_order_relaxed)) throw Stopped{};
+    if (operators.fetch_add(more, std::memory_order_relaxed) >= most) throw Stopped{};
+  }
+
   std::atomic<std::uint64_t> operators{0};  // replays among them
   std::atomic<bool> stop{false};
   std::uint64_t most = std::numeric_limits<std::uint64_t>::max();  // operators
@@ -28,9 +37,6 @@ struct Effort {
   // some operations of it. Where next to nothing fits, that is most of the time.
   bool counts_walks = false;
 };
-// Thrown by a simulation that was told to stop, or that has done the most it may.
-struct Stopped {};
-
 // A link that the outermost level may move over.
 struct LinkOptions {
   LinkFigures figures;
@@ -44,7 +50,7 @@ struct SimulationOptions {
   Policy policy{};
   std::shared_ptr<Guide> guide{};
   double most_overhead = kNever;  // seconds; beyond, the run is not worth finishing
-  Effort* effort = nullptr;  // to add to, and to stop by
+  Effort* effort = nullptr;  // to add to, and to stop by; or one of its own
   std::optional<LinkOptions> link{};  // none: dropping
   // For tests: before each event, and after the last. The program runs in `innermost`, which it may replace.
   std::function<void(Table& outermost, Ref<Table>& innermost)> between{};
