@@ -79,21 +79,9 @@ void Table::unlink(Version& version) {
   version.table.reset();
 }
 
-std::size_t Table::leaving() const {
-  std::size_t sum = leaving_bytes_;
-  for (const Table* table : inner) sum += table->leaving();
-  return sum;
-}
-
-std::size_t Table::trimmed() const {
-  std::size_t sum = trimmed_bytes_;
-  for (const Table* table : inner) sum += table->trimmed();
-  return sum;
-}
-
-std::size_t Table::evictable_bytes() const {
-  std::size_t sum = loose_bytes_ + leaving_bytes_ + coming_bytes_;
-  for (const Table* table : inner) sum += table->evictable_bytes();
+std::size_t Table::with_inner(std::size_t Table::*nbytes) const {
+  std::size_t sum = this->*nbytes;
+  for (const Table* table : inner) sum += table->with_inner(nbytes);
   return sum;
 }
 

@@ -123,11 +123,13 @@ class Table : public Node {
   [[nodiscard]] std::size_t used_bytes() const { return own_bytes() + unrecorded_bytes_; }
   [[nodiscard]] std::size_t own_bytes() const { return resident_bytes_ + results_waiting_; }
   // Of what is leaving, and of what was trimmed and is resident; inner tables' included.
-  [[nodiscard]] std::size_t leaving() const;
-  [[nodiscard]] std::size_t trimmed() const;
+  [[nodiscard]] std::size_t leaving() const { return with_inner(&Table::leaving_bytes_); }
+  [[nodiscard]] std::size_t trimmed() const { return with_inner(&Table::trimmed_bytes_); }
   // What could go, is leaving or coming, inner tables' included; but for what somebody turns out to
   // hold.
-  [[nodiscard]] std::size_t evictable_bytes() const;
+  [[nodiscard]] std::size_t evictable_bytes() const {
+    return with_inner(&Table::loose_bytes_) + leaving() + with_inner(&Table::coming_bytes_);
+  }
   // `in_flight` bytes beyond the resident ones are in use, here and in the enclosing tables. A budget
   // that is a fraction rises with the peak that there would have been.
   void note_peak(std::size_t in_flight);
@@ -148,6 +150,7 @@ class Table : public Node {
   friend void pin(Version& version);
   friend void unpin(Version& version);
 
+  [[nodiscard]] std::size_t with_inner(std::size_t Table::*nbytes) const;
   void link(Version& version);
   void unlink(Version& version);
   void count(std::size_t nbytes);

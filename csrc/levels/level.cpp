@@ -240,15 +240,18 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
                     ? make_domain()
                     : std::static_pointer_cast<TensorDomain>(enclosing->domain);
   const DomainLock lock(domain);
+  const Ref<Level> level(new Level(options, domain, enclosing));
   if (enclosing == nullptr) {
     domain->limit_operations(options.max_operations);
-    if (options.record) domain->observers.recorder = std::make_unique<Recorder>();
     domain->observers.guide = options.guide;
     domain->known = options.known;
+    if (options.guide && options.as_recorded) domain->expect_results(options.guide->result_bytes());
+    if (options.record) {
+      domain->observers.recorder = std::make_unique<Recorder>();
+      level->report->trace = domain->observers.recorder->trace;
+    }
   }
-  const Ref<Level> level(new Level(options, domain, enclosing));
-  if (enclosing == nullptr && options.guide && options.as_recorded) domain->expect_results(options.guide->result_bytes());
-  if (level->has_tier()) {
+  if (!options.tiers.empty()) {
     std::vector<Way*> ways;
     if (options.drops) ways.push_back(&domain->drop_and_replay);
     for (const auto& tier : options.tiers) ways.push_back(&way_to(*domain, tier, options.drops));
@@ -256,9 +259,6 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
     level->leaves_early |= options.leaves_early;
   }
   if (options.shared && !is_shared_around(options.shared, enclosing)) domain->join(*level, options.shared);
-  if (options.record && enclosing == nullptr) {
-    level->report->trace = domain->observers.recorder->trace;
-  }
   if (options.where && !domain->observers.journal) {
     domain->observers.journal = std::make_shared<Journal>(*domain->root);
   }

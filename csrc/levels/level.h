@@ -80,7 +80,6 @@ class Level final : public Table, public Tenant {
   void note_in_flight(std::int64_t nbytes);
   // The level around this one that still runs, if any: heir to what this one hands out.
   [[nodiscard]] Level* heir() const;
-  [[nodiscard]] bool has_tier() const { return !tiers.empty(); }
   // An operator of the level runs on this thread, and the last one did not. `has_node`: autograd has
   // made a node for it.
   void enter_thread(std::uint64_t this_thread, bool has_node);

@@ -186,7 +186,7 @@ void raise_budget_error(const NoRoom& why, const std::string& what, const Observ
           : level.name + ": " + what + place + " needs " + written(why.smallest_budget) +
                 " resident at once, the budget is " + budget + ".\n  kept        " +
                 written(why.unevictable) +
-                (level.has_tier() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
+                (!level.tiers.empty() ? ", pinned, or with no room where it would go" : ", pinned or not replayable") +
                 holders + tiers_of(level) +
                 "\n  to allocate " + written(why.smallest_budget - why.unevictable) +
                 needs_alone(why, refused, what) + raise_it;
