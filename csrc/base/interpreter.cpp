@@ -34,8 +34,6 @@ std::string describe_place(std::uint32_t place) {
   return the_interpreter.describe == nullptr ? "" : the_interpreter.describe(place);
 }
 
-namespace detail {
-
 WithoutInterpreter::WithoutInterpreter()
     : token_(the_interpreter.release == nullptr ? nullptr : the_interpreter.release()) {}
 
@@ -43,5 +41,4 @@ WithoutInterpreter::~WithoutInterpreter() {
   if (token_ != nullptr) the_interpreter.acquire(token_);
 }
 
-}  // namespace detail
 }  // namespace rematfn

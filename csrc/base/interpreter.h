@@ -52,7 +52,6 @@ void serve_signals_now_and_then();
 // Of a place that is not 0: "model.py:12 in forward".
 [[nodiscard]] std::string describe_place(std::uint32_t place);
 
-namespace detail {
 // For a scope: this thread does not hold the interpreter's lock.
 class WithoutInterpreter {
  public:
@@ -64,13 +63,12 @@ class WithoutInterpreter {
  private:
   void* token_;
 };
-}  // namespace detail
 
 // See Note [Who waits does not hold the interpreter]
 template <class Mutex>
 void lock_without_interpreter(Mutex& mutex) {
   if (mutex.try_lock()) return;
-  const detail::WithoutInterpreter scope;
+  const WithoutInterpreter scope;
   mutex.lock();
 }
 

@@ -48,7 +48,7 @@ class QueueLock {
   // See Note [Who waits does not hold the interpreter]
   void lock() {
     if (try_lock_again()) return;
-    const detail::WithoutInterpreter scope;
+    const WithoutInterpreter scope;
     while (!try_lock()) {
       if (const std::uintptr_t word = word_.load(std::memory_order_relaxed); word != kFree) word_.wait(word);
     }

@@ -30,7 +30,7 @@ auto wait_for_turn(Domain& taker) {
 // Whoever takes from us may need the interpreter: a score may be written in Python.
 void lend(Domain& domain) {
   domain.lends = true;
-  const detail::WithoutInterpreter scope;
+  const WithoutInterpreter scope;
   std::this_thread::sleep_for(kMoment);
   wait_for_turn(domain);
 }

@@ -65,7 +65,7 @@ void Transfers::begin(Transfer& transfer, bool out, std::unique_lock<std::mutex>
 double Transfers::wait(Transfer& transfer) {
   if (transfer.is_done()) return 0;
   const Clock::time_point before = Clock::now();
-  const detail::WithoutInterpreter scope;
+  const WithoutInterpreter scope;
   std::unique_lock lock(mutex);
   transfer.awaited_ = true;
   std::deque<Transfer*>& queue = lane_of(transfer).queue;

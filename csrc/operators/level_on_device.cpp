@@ -145,7 +145,7 @@ double LevelCall::seconds_since(const std::optional<c10::Event>& begun) {
   c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   end.record(c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
   {
-    const detail::WithoutInterpreter scope;
+    const WithoutInterpreter scope;
     end.synchronize();
   }
   ++known.times_timed;

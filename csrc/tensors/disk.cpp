@@ -71,7 +71,7 @@ class Disk final : public Tier, public std::enable_shared_from_this<Disk> {
     constexpr std::size_t kBytes = 4 * Bounce::kSize;
     TierAccount& account = state_->account;
     if (account.in.bandwidth > 0 || !account.has_room(kBytes)) return;
-    const detail::WithoutInterpreter scope;
+    const WithoutInterpreter scope;
     try {
       ScratchFile file(options_.folder, calls_);
       Bounce bounce;
