@@ -19,12 +19,9 @@ namespace rematfn {
 
 class SimulatedLink final : public Link {
  public:
-  // `room`: bytes that there is room for at the other end.
-  SimulatedLink(Domain& domain, const LinkFigures& figures, std::size_t room, std::size_t values)
-      : Link(domain), figures_(figures), room_(room), moved_(values) {}
-
-  // By value: what has gone over it.
-  [[nodiscard]] const std::vector<bool>& moved() const { return moved_; }
+  // `room`: bytes that there is room for at the other end. `moved`: by value, what has gone over a link.
+  SimulatedLink(Domain& domain, const LinkFigures& figures, std::size_t room, std::vector<bool>& moved)
+      : Link(domain), figures_(figures), room_(room), moved_(moved) {}
 
   [[nodiscard]] bool applies(const Version& version) const override {
     return !figures_.packs || is_worth_packing(version);
@@ -104,7 +101,7 @@ class SimulatedLink final : public Link {
   double out_free_ = 0;  // when it will have carried all that it was given
   double in_free_ = 0;
   std::unordered_map<const Version*, double> arrives_;
-  std::vector<bool> moved_;
+  std::vector<bool>& moved_;
 };
 
 }  // namespace rematfn

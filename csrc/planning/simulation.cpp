@@ -181,10 +181,10 @@ class Simulation {
         level_(table_),
         versions_(trace.values.size()) {
     if (options.link) {
-      const std::size_t values = trace.values.size();
+      moved_.resize(trace.values.size());
       const LinkOptions& link = *options.link;
-      links_.push_back(std::make_unique<SimulatedLink>(*domain_, link.figures, link.room, values));
-      if (link.packing) links_.push_back(std::make_unique<SimulatedLink>(*domain_, *link.packing, kNoBudget, values));
+      links_.push_back(std::make_unique<SimulatedLink>(*domain_, link.figures, link.room, moved_));
+      if (link.packing) links_.push_back(std::make_unique<SimulatedLink>(*domain_, *link.packing, kNoBudget, moved_));
       std::vector<Way*> ways;
       if (link.drops) ways.push_back(&domain_->drop_and_replay);
       for (const auto& each : links_) ways.push_back(each.get());
@@ -241,14 +241,7 @@ class Simulation {
     return table_->statistics;
   }
 
-  [[nodiscard]] Deeds deeds() const {
-    std::vector<bool> moved;
-    for (const auto& link : links_) {
-      moved.resize(link->moved().size());
-      for (std::size_t i = 0; i < moved.size(); ++i) moved[i] = moved[i] || link->moved()[i];
-    }
-    return {moved, domain_->replays};
-  }
+  [[nodiscard]] Deeds deeds() const { return {moved_, domain_->replays}; }
 
  private:
   void bring_back(Version& version) {
@@ -288,6 +281,7 @@ class Simulation {
   const SimulationOptions options_;
   Effort effort_;  // if nobody asks for it
   const std::shared_ptr<SimulatedDomain> domain_;
+  std::vector<bool> moved_;
   std::vector<std::unique_ptr<SimulatedLink>> links_;
   const Ref<Table> table_;  // the outermost
   Ref<Table> level_;        // the innermost
