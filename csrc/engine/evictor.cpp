@@ -307,12 +307,9 @@ void Evictor::choose_way(Candidate& c, Version& version, const Score& kind) {
 }
 
 // See Note [Near the floor], Rule 2
-bool Evictor::prices_pending(const Table& table) const {
-  // What a custom score says, and what inner levels do, cannot be compared with it.
-  return !table.policy.custom_score && table.inner.empty();
-}
-
 void Evictor::evict_by_price(Table& table, std::size_t nbytes) {
+  // What a custom score says, and what inner levels do, cannot be compared with it.
+  if (table.policy.custom_score || !table.inner.empty()) return;
   const Score& kind = score_in_force(table);
   ScoreContext context = context_for(kind);
   context.prices_pending = true;

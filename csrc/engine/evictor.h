@@ -41,9 +41,8 @@ class Evictor {
   // For good: what can be moved is not dropped. See Note [Replay runs in program order], Rule 6.
   void move_from_now_on() { moves_all_ = true; }
 
-  // Whether what queued replays will read is scored like all else: Note [Near the floor], Rule 2.
-  [[nodiscard]] bool prices_pending(const Table& table) const;
-  // Makes room for `nbytes`, of what is not pinned, as far as there is any.
+  // Makes room for `nbytes`, of what is not pinned, as far as there is any. What queued replays will read is scored
+  // like all else: Note [Near the floor], Rule 2. Nothing, where that cannot be.
   void evict_by_price(Table& table, std::size_t nbytes);
 
  private:

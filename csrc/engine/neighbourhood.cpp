@@ -16,10 +16,9 @@ bool is_replayed_from(const Version& version, const Version& dependent) {
 
 bool is_wanted(const Version& version) {
   if (version.pending > 0 || version.has_tensor) return true;
-  const auto is_evicted = [](const Version* v) { return v != nullptr && v->must_be_replayed(); };
+  const auto is_evicted = [](const Version* v) { return v != nullptr && is_away(v); };
   for (const Input* use = version.readers; use != nullptr; use = use->next) {
-    const auto& outputs = use->reader->outputs;
-    if (std::any_of(outputs.begin(), outputs.end(), is_evicted)) return true;
+    if (std::ranges::any_of(use->reader->outputs, is_evicted)) return true;
   }
   return false;
 }

@@ -28,7 +28,7 @@ void Room::make_room(Table& table, std::size_t nbytes) {
       continue;
     }
     const std::size_t wanted = t->used_bytes() + nbytes + rounded;  // by now it may fit
-    if (wanted > t->budget && evictor.prices_pending(*t)) evictor.evict_by_price(*t, wanted - t->budget);
+    if (wanted > t->budget) evictor.evict_by_price(*t, wanted - t->budget);
     while (t->used_bytes() + nbytes + rounded > t->budget) {
       // See Note [A version goes by a way], Rule 2
       const std::size_t leaving = t->leaving();
