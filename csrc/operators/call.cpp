@@ -18,21 +18,9 @@
 #include "tensors/torch_compat.h"
 
 namespace rematfn {
-namespace {
-
-// See Note [Statistics are written aside]
-c10::Storage zeros(std::size_t nbytes, c10::Device device) {
-  const auto options = at::TensorOptions(device).dtype(at::kByte);
-  return at::zeros({static_cast<std::int64_t>(nbytes)}, options).storage();
-}
-
-}  // namespace
 
 void Call::take_input(Ref<Version> version) {
-  // A constant that lineage reads must outlive the program's tensors on it.
-  if (auto& v = static_cast<TensorVersion&>(*version); !v.producer && !v.storage) {
-    v.storage = v.current_storage();
-  }
+  if (!version->producer) tensor_store.keep_alive(*version);
   add_input(std::move(version));
 }
 
@@ -93,8 +81,9 @@ std::vector<c10::Storage> Call::prepare_writes(TensorDomain& domain, bool& consu
       if (inputs[k].version.get() == &version) own[k] = storage;
     }
   }
-  for (std::size_t i = inputs.size(); i < own.size(); ++i) {
-    own[i] = zeros(call_template->tensors[i].storage_bytes, input(0).current_storage().device());
+  for (std::size_t i = inputs.size(); i < own.size(); ++i) {  // See Note [Statistics are written aside]
+    const auto nbytes = static_cast<std::int64_t>(call_template->tensors[i].storage_bytes);
+    own[i] = at::zeros({nbytes}, at::TensorOptions(input(0).current_storage().device()).dtype(at::kByte)).storage();
   }
   return own;
 }
