@@ -62,20 +62,20 @@ const Unit* find_unit(const std::array<Unit, 5>& units, const std::string& name)
   return found == units.end() ? nullptr : found;
 }
 
-// As rematfn.format_bytes does: rounded up, so that what is printed is enough when typed back in. It
-// shows two decimals at the most; more where less than one unit is shown, for three digits.
+// Rounded up, so that what is printed is enough when typed back in. It shows two decimals at the most; more
+// where less than one unit is shown, for three digits.
 Figure written_in(const Unit& unit, std::size_t nbytes) {
+  using Wide = unsigned __int128;
   std::size_t scale = 100;
   int decimals = 2;
-  for (; nbytes > 0 && scale * nbytes < 100 * unit.bytes && decimals < 14; ++decimals) scale *= 10;
-  const std::size_t parts = (nbytes * scale + unit.bytes - 1) / unit.bytes;
-  const std::size_t rest = parts % scale;
-  std::string digits = std::to_string(rest);
-  digits = std::to_string(parts / scale) + "." +
+  for (; nbytes > 0 && Wide{scale} * nbytes < Wide{100} * unit.bytes && decimals < 14; ++decimals) scale *= 10;
+  const Wide parts = (Wide{nbytes} * scale + unit.bytes - 1) / unit.bytes;
+  std::string digits = std::to_string(static_cast<std::size_t>(parts % scale));
+  digits = std::to_string(static_cast<std::size_t>(parts / scale)) + "." +
            std::string(static_cast<std::size_t>(decimals) - digits.size(), '0') + digits;
   while (digits.back() == '0') digits.pop_back();
   if (digits.back() == '.') digits.pop_back();
-  return {parts * unit.bytes / scale, digits + " " + std::string(unit.name)};
+  return {static_cast<std::size_t>(parts * unit.bytes / scale), digits + " " + std::string(unit.name)};
 }
 
 Figure in_largest_unit(const std::array<Unit, 5>& units, std::size_t nbytes) {

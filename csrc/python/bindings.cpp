@@ -347,6 +347,7 @@ PYBIND11_MODULE(_C, m) {
   bind_places(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
+  m.def("format_bytes", [](std::size_t nbytes, const std::string& like) { return format_bytes(nbytes, {like}); });
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
   m.def("hand_out", &hand_out, nogil);

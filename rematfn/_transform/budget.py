@@ -210,13 +210,7 @@ def format_bytes(n: int, like: str = "") -> str:
         >>> format_bytes(64 * 2**20), format_bytes(100_000), format_bytes(512)
         ('64 MiB', '97.66 KiB', '512 B')
     """
-    decimal = like in _DECIMAL
-    for unit, size in ({"B": 1} | _DECIMAL if decimal else BINARY).items():
-        hundredths = -(-n * 100 // size)
-        if hundredths < (1000 if decimal else 1024) * 100 or unit in ("TB", "TiB"):
-            break
-    whole, rest = divmod(hundredths, 100)
-    return f"{whole}.{rest:02}".rstrip("0").rstrip(".") + f" {unit}"
+    return _C.format_bytes(n, like)
 
 
 def _parse_text(text: str) -> Limit:
