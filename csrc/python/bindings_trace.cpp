@@ -214,6 +214,7 @@ void bind_traces(py::module_& m) {
              return copy;
            })
       .def_property_readonly("operators", [](const Trace& trace) { return trace.calls.size(); })
+      .def_property_readonly("result_bytes", &Trace::result_bytes)
       .def("check", &Trace::check);
   py::class_<LinkOptions>(m, "Link");
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")

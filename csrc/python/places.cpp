@@ -35,7 +35,7 @@ struct Places {
 
 Places& places = *new Places;  // outlives the interpreter
 
-thread_local std::vector<std::string> modules_around;
+thread_local std::string module_around;  // or empty
 
 // A path may have bytes that are no characters, which no other encoding takes.
 std::string text_of(const py::object& text) {
@@ -66,10 +66,11 @@ std::uint32_t current_place() {
     const py::object code = frame.attr("f_code");
     if (!is_users(code)) continue;
     const int line = PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(frame.ptr()));
-    const std::string module = modules_around.empty() ? "" : modules_around.back();
-    const auto [known, is_new] = places.numbers.try_emplace({code.ptr(), line, module},
+    const auto [known, is_new] = places.numbers.try_emplace({code.ptr(), line, module_around},
                                                             static_cast<std::uint32_t>(places.all.size()));
-    if (is_new) places.all.emplace_back(text_of(code.attr("co_filename")), line, text_of(code.attr("co_name")), module);
+    if (is_new) {
+      places.all.emplace_back(text_of(code.attr("co_filename")), line, text_of(code.attr("co_name")), module_around);
+    }
     return known->second;
   }
   return 0;
@@ -88,10 +89,7 @@ void bind_places(py::module_& m) {
     for (const py::str& folder : folders) places.libraries.push_back(text_of(folder));
     places.is_users.clear();
   });
-  m.def("enter_module", [](const std::string& path) { modules_around.push_back(path); });
-  m.def("leave_module", [] {
-    if (!modules_around.empty()) modules_around.pop_back();
-  });
+  m.def("set_module", [](const std::string& path) { module_around = path; });
   // (file, line, function, module path)
   m.def("place", [](std::uint32_t number) { return places.all.at(number); });
 }

@@ -298,15 +298,11 @@ def _points(journal: Journal) -> list[Point]:
 
 def _trace_events(shown: Timeline) -> list[dict[str, Any]]:
     journal = shown._journal
-    process = "rematfn"
-    rows = ["operators", "replays", "transfers"]
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": process, "args": {"name": shown.name}},
-        *(
-            {"ph": "M", "name": "thread_name", "pid": process, "tid": i, "args": {"name": name}}
-            for i, name in enumerate(rows)
-        ),
+        {"ph": "M", "name": "process_name", "args": {"name": shown.name}},
     ]
+    for i, name in enumerate(("operators", "replays", "transfers")):
+        events.append({"ph": "M", "name": "thread_name", "tid": i, "args": {"name": name}})
     for i, call in enumerate(journal.calls):
         ended = call.begun if call.ended < 0 else call.ended
         events.append(
@@ -314,7 +310,6 @@ def _trace_events(shown: Timeline) -> list[dict[str, Any]]:
                 "ph": "X",
                 "name": journal.operator(i),
                 "cat": "backward" if call.backward else "forward",
-                "pid": process,
                 "tid": 0,
                 "ts": call.begun * 1e6,
                 "dur": (ended - call.begun) * 1e6,
@@ -323,7 +318,7 @@ def _trace_events(shown: Timeline) -> list[dict[str, Any]]:
         )
     replay: dict[str, Any] = {}
     for point in shown.points:
-        here = {"pid": process, "ts": point.time * 1e6}
+        here = {"ts": point.time * 1e6}
         of_point = {"name": point.what, "cat": point.kind, **here}
         if point.kind == "replay":
             replay = {**of_point, "ph": "X", "tid": 1, "dur": 0.0}
@@ -333,8 +328,8 @@ def _trace_events(shown: Timeline) -> list[dict[str, Any]]:
         elif point.kind in _MARKS:
             events.append({**of_point, "ph": "i", "s": "t", "tid": 2})
         bands = {band: getattr(point, band) for band in shown._bands}
-        tiers = {"moved": bands.pop("moved")} if "moved" in bands else {}
-        events.append({"ph": "C", "name": "resident bytes", **here, "args": bands})
-        if tiers:
+        if "moved" in bands:
+            tiers = {"moved": bands.pop("moved")}
             events.append({"ph": "C", "name": "bytes in tiers", **here, "args": tiers})
-    return events
+        events.append({"ph": "C", "name": "resident bytes", **here, "args": bands})
+    return [{"pid": "rematfn", **event} for event in events]

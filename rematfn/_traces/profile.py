@@ -94,9 +94,7 @@ class Profile:
         self.name = name
         self.trace = trace
         self.peak_bytes = self.trace.peak_bytes
-        values = self.trace._core.values()
-        sealed = {data for kind, data in self.trace._core.events() if kind == "seal"}
-        self.result_bytes = sum(values[v][0] for v in sealed if values[v][1])
+        self.result_bytes = self.trace._core.result_bytes
         self.seconds = seconds
         self.is_measured = is_measured
         self._within = within

@@ -230,19 +230,26 @@ class History:
 
         Those come first that calls of other sizes have run; then the nearest in size.
         """
-        alike = [key for key in self._keys.values() if key.signature.around == signature.around]
-        alike.sort(key=lambda key: _ratio(key.signature, signature))
-        programs = (program for key in alike for program in (*key.programs.values(), key.on_shapes))
+        near = [key for key in self._by_size(signature) if key.signature.around == signature.around]
+        programs = (program for key in near for program in (*key.programs.values(), key.on_shapes))
         found = [known for known in programs if known is not None and known.program is not None]
         return sorted(found, key=lambda known: not known.suits_others)
+
+    def _by_size(self, signature: Signature) -> list[_Key]:
+        """Return all keys, the nearest in size first."""
+
+        def ratio(key: _Key) -> float:
+            a, b = key.signature.nbytes, signature.nbytes
+            return max(a, b, 1) / max(min(a, b), 1)
+
+        return sorted(self._keys.values(), key=ratio)
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Call:
         if not self._keys:
             return Call("first", "nothing is known of the function yet", outermost)
-        alike = [key for key in self._keys.values() if key.signature.around == signature.around]
-        nearest = min(
-            alike or self._keys.values(), key=lambda key: _ratio(key.signature, signature)
-        )
+        by_size = self._by_size(signature)
+        alike = (key for key in by_size if key.signature.around == signature.around)
+        nearest = next(alike, by_size[0])
         scale = max(signature.nbytes, 1) / max(nearest.signature.nbytes, 1)
         known = nearest.latest
         peak = known if isinstance(known, int) else known.peak_bytes
@@ -372,7 +379,3 @@ class History:
                     key.programs.popitem(last=False)
         for numbers in [n for n, p in key.programs.items() if p.program is None]:
             del key.programs[numbers]
-
-
-def _ratio(a: Signature, b: Signature) -> float:
-    return max(a.nbytes, b.nbytes, 1) / max(min(a.nbytes, b.nbytes), 1)

@@ -317,15 +317,14 @@ class Tiers:
         """
         if not self.all:
             return None
-        all_of_them = self.open()
-        packed = [tier for tier in all_of_them if tier.packs]
-        opened = [tier for tier in all_of_them if not tier.packs]
-        used = [tier for tier in opened if tier.statistics()["bytes_out"] > 0]
-        if len(opened) > 1 and not used:
+        opened = self.open()
+        far = [tier for tier in opened if not tier.packs]
+        used = [tier for tier in far if tier.statistics()["bytes_out"] > 0]
+        if len(far) > 1 and not used:
             device = torch.accelerator.current_accelerator()
             is_there = any(device and x.device.type == device.type for x in tensors_of(values))
-            used = [tier for tier in opened if tier.for_accelerators == is_there]
-        return _C.link_to([*sorted(opened, key=lambda tier: tier not in used), *packed], drops)
+            used = [tier for tier in far if tier.for_accelerators == is_there]
+        return _C.link_to(sorted(opened, key=lambda tier: tier not in used), drops)
 
     def __bool__(self) -> bool:
         return bool(self.all)

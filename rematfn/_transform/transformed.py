@@ -65,15 +65,6 @@ class Transformed(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self is _without_level.get():
             return self._f(*args, **kwargs)
-        return self._run(args, kwargs)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        raise TypeError(
-            f"torch.jit.script of {self._described}: TorchScript would run the function without "
-            "its level. Transform what is scripted instead: remat(torch.jit.script(f), budget)."
-        )
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         if self.last_call is not None:
             look_back(self, self.last_call, of_the_last=True)
         threads = self._history.threads
@@ -110,6 +101,12 @@ class Transformed(Generic[P, R]):
             self._history.result_seen = True
             look_at_result(self, self._f, result, (*args, *kwargs.values()), ran)
         return result
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise TypeError(
+            f"torch.jit.script of {self._described}: TorchScript would run the function without "
+            "its level. Transform what is scripted instead: remat(torch.jit.script(f), budget)."
+        )
 
     def _resolve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], recurs: bool = False

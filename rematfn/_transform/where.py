@@ -108,7 +108,7 @@ def _enter(module: nn.Module, args: Any) -> None:
         return
     path = _path_of(module)
     asked.modules.append((module, path))
-    _C.enter_module(path)
+    _C.set_module(path)
 
 
 def _leave(module: nn.Module, args: Any, result: Any) -> None:
@@ -117,7 +117,7 @@ def _leave(module: nn.Module, args: Any, result: Any) -> None:
     # It may have been entered before anybody asked.
     if asked.modules and asked.modules[-1][0] is module:
         asked.modules.pop()
-        _C.leave_module()
+        _C.set_module(asked.modules[-1][1] if asked.modules else "")
 
 
 def _path_of(module: nn.Module) -> str:
