@@ -26,6 +26,7 @@ namespace {
 
 // The top of this thread's stack; each level on it lies inside of the one below.
 REMATFN_THREAD_LOCAL Level* top_level = nullptr;
+REMATFN_THREAD_LOCAL Level* hidden_level = nullptr;  // that was, and will be
 REMATFN_THREAD_LOCAL bool saw_operators = false;  // before the first of them: see_operators()
 
 // Every live domain.
@@ -63,7 +64,7 @@ void after_fork_in_child() {
   }
   registry.mutex.unlock();
   if (top_level != nullptr) set_intercepting(false);
-  top_level = nullptr;
+  top_level = hidden_level = nullptr;
   settle_settings_after_fork();
 }
 
@@ -230,8 +231,13 @@ Level* current_level() { return top_level; }
 
 std::size_t stack_depth() { return top_level == nullptr ? 0 : top_level->depth; }
 
-LevelsHidden::LevelsHidden() : top_(std::exchange(top_level, nullptr)) {}
-LevelsHidden::~LevelsHidden() { top_level = top_; }
+void hide_levels() {
+  if (top_level != nullptr) hidden_level = std::exchange(top_level, nullptr);
+}
+
+void show_levels() {
+  if (hidden_level != nullptr) top_level = std::exchange(hidden_level, nullptr);
+}
 
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
   install_allocator();

@@ -141,17 +141,9 @@ class LevelHandle {
 [[nodiscard]] Level* current_level();
 [[nodiscard]] std::size_t stack_depth();
 
-// For a scope: this thread's operators are no level's, while its dispatch keys stay as they are.
-class LevelsHidden {
- public:
-  LevelsHidden();
-  ~LevelsHidden();
-  LevelsHidden(const LevelsHidden&) = delete;
-  LevelsHidden& operator=(const LevelsHidden&) = delete;
-
- private:
-  Level* const top_;
-};
+// In between, this thread's operators are no level's, while its dispatch keys stay as they are.
+void hide_levels();
+void show_levels();
 
 // Makes a new level inside the current one and puts it on this thread's stack.
 std::shared_ptr<LevelHandle> push_level(const LevelOptions& options);

@@ -175,23 +175,14 @@ class ActiveLevel {
 };
 
 // A block whose operators no level sees.
-template <typename Scope>
-class Unseen {
+class Outside {
  public:
   void enter() { scope_.emplace(); }
   void exit(const py::object&, const py::object&, const py::object&) { scope_.reset(); }
 
  private:
-  std::optional<Scope> scope_;
+  std::optional<BelowLevels> scope_;
 };
-
-template <typename Scope>
-void bind_unseen(py::module_& m, const char* name) {
-  py::class_<Unseen<Scope>>(m, name)
-      .def(py::init())
-      .def("__enter__", &Unseen<Scope>::enter)
-      .def("__exit__", &Unseen<Scope>::exit);
-}
 
 std::optional<std::size_t> if_any(std::size_t budget) {
   return budget == kNoBudget ? std::nullopt : std::optional(budget);
@@ -338,8 +329,12 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init([](const py::object& given) { return ActiveLevel(options_from(given)); }))
       .def("__enter__", &ActiveLevel::enter)
       .def("__exit__", &ActiveLevel::exit);
-  bind_unseen<BelowLevels>(m, "Outside");
-  bind_unseen<LevelsHidden>(m, "LevelsHidden");
+  py::class_<Outside>(m, "Outside")
+      .def(py::init())
+      .def("__enter__", &Outside::enter)
+      .def("__exit__", &Outside::exit);
+  m.def("hide_levels", &hide_levels);
+  m.def("show_levels", &show_levels);
   m.def("stay_outside", &stay_outside);
   m.def("is_intercepting", &is_intercepting);
   bind_traces(m);
@@ -347,7 +342,8 @@ PYBIND11_MODULE(_C, m) {
   bind_places(m);
   m.def("set_errors", &set_errors);
   m.def("raise_quoted", &raise_quoted);
-  m.def("format_bytes", [](std::size_t nbytes, const std::string& like) { return format_bytes(nbytes, {like}); });
+  m.def("format_bytes", [](std::size_t nbytes, const std::string& like) { return format_bytes(nbytes, {like}); },
+        py::arg("nbytes"), py::arg("like") = "");
   m.def("set_inner_tensors", &set_inner_tensors);
   m.def("register_kernels", &register_kernels);
   m.def("hand_out", &hand_out, nogil);

@@ -44,7 +44,6 @@ from .. import _C
 from .compiled_graphs import Piece, aten, cut
 from .compiled_operator import CompiledPiece
 from .compiled_writes import take_writes
-from .compiler import show_levels
 
 # These take the running statistics though nothing depends on them. Inductor decomposes them itself.
 _READ_STATISTICS = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]
@@ -242,7 +241,7 @@ class _Graph:
                 "f, and there is no double backward of compiled code. Leave f uncompiled where you "
                 "need second derivatives."
             )
-        show_levels()
+        _C.show_levels()
         is_seen = _C.sees_level(args)
         values = [*args, *self._blank]
         args.clear()

@@ -21,7 +21,6 @@ known by who calls the compiler.
 import functools
 import importlib.util
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -87,7 +86,7 @@ class _WhenLoaded(MetaPathFinder):
 def _watch(callbacks: Any) -> None:
     # What is registered there is forgotten at torch._dynamo.reset().
     tell(callbacks.callback_handler, "run_start_callbacks", _before_compilation)
-    tell(callbacks.callback_handler, "run_end_callbacks", then=show_levels)
+    tell(callbacks.callback_handler, "run_end_callbacks", then=lambda *_: _C.show_levels())
 
 
 def _before_compilation(*_: object) -> None:
@@ -95,8 +94,7 @@ def _before_compilation(*_: object) -> None:
         return
     backend = _backend_of_compilation()
     if backend == "rematfn":
-        _hidden.levels = _C.LevelsHidden()
-        _hidden.levels.__enter__()
+        _C.hide_levels()  # See Note [The compiler is hidden from levels]
         return
     raise RuntimeError(
         f'torch.compile(f, backend="{backend}") inside of remat: this code reads addresses, and no '
@@ -104,18 +102,6 @@ def _before_compilation(*_: object) -> None:
         "inside of the budget. Or write rematfn.opaque(torch.compile(f)) for a part that may run "
         "outside of it."
     )
-
-
-_hidden = threading.local()
-
-
-# See Note [The compiler is hidden from levels]
-def show_levels(*_: object) -> None:
-    """Have this thread's levels no longer hidden, if they are."""
-    levels = getattr(_hidden, "levels", None)
-    if levels is not None:
-        _hidden.levels = None
-        levels.__exit__(None, None, None)
 
 
 def _backend_of_compilation() -> str:
