@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 import rematfn
 from rematfn import _C
-from rematfn._transform.budget import format_bytes, parse_budget
+from rematfn._C import format_bytes
+from rematfn._transform.budget import parse_budget
 
 Transform = Callable[..., Any]
 Item = TypeVar("Item")

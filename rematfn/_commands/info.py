@@ -12,7 +12,6 @@ import torch
 
 from rematfn import _C
 from rematfn._interop.compat import cores
-from rematfn._transform.budget import format_bytes
 
 _BESIDE = ("optree", "numpy", "functorch", "matplotlib")
 
@@ -34,7 +33,7 @@ def _info(options: argparse.Namespace) -> int:
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("system", platform.platform()),
         ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"),
-        ("memory", f"{format_bytes(_C.memory_left())} free"),
+        ("memory", f"{_C.format_bytes(_C.memory_left())} free"),
         *((name, _version(name)) for name in _BESIDE),
         ("accelerator", _accelerator()),
     ]

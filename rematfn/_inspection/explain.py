@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from .._transform.budget import format_bytes
+from .._C import format_bytes
 from ..errors import expect
 from .journal import NOWHERE, Journal, Place, journal_of
 from .tables import shortened, table

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._transform.budget import format_bytes
 from .._transform.transformed import transformed_of
 
 
@@ -123,7 +122,7 @@ class Stats:
 
 def bytes_or(nbytes: int | None, unknown: str = "unknown") -> str:
     """Return a count of bytes as text, or what stands for one that there is not."""
-    return unknown if nbytes is None else format_bytes(nbytes)
+    return unknown if nbytes is None else _C.format_bytes(nbytes)
 
 
 def stats(g: Callable[..., Any]) -> Stats:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .._transform.budget import format_bytes
+from .._C import format_bytes
 from .journal import ARRIVES, GOES, Journal, journal_of
 from .tables import new_figure, shortened, unit_of
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _C
+from .._C import format_bytes
 from .._inspection.tables import new_figure, shortened, table, unit_of
 from .._transform.advice import name_of
-from .._transform.budget import BudgetLike, format_bytes, parse_budget, parse_bytes
+from .._transform.budget import BudgetLike, Limit, parse_budget, parse_bytes
 from .._transform.deferred import refuse_deferred
 from .._transform.remat import DEFAULT_POLICY
 from .._transform.tiers import TierLike, tiers_of
@@ -87,7 +88,7 @@ class Profile:
         trace: Trace,
         seconds: float,
         within: float,
-        budgets: Sequence[int],
+        budgets: Sequence[Limit],
         link: _C.Link | None,
         is_measured: bool,
     ) -> None:
@@ -109,14 +110,14 @@ class Profile:
         whole: Any = _C.simulate(self.trace._core, max(1, peak), online, None, "", 0)
         self._least = max(1, whole["min_budget"])  # what the largest operator needs at once
         self.min_budget = min(program.enough_for(online, self._least, math.inf, link)[0], peak)
-        self.costs = [self._cost_within(nbytes) for nbytes in budgets]
+        self.costs = [self._cost_within(budget) for budget in budgets]
 
     def predict(self, budget: BudgetLike) -> Cost:
         """Return what a budget is predicted to cost; a fraction is of the unconstrained peak."""
-        given = parse_budget(budget, "predict(budget={})")
-        return self._cost_within(given.of(self.peak_bytes) or self.peak_bytes)
+        return self._cost_within(parse_budget(budget, "predict(budget={})"))
 
-    def _cost_within(self, nbytes: int) -> Cost:
+    def _cost_within(self, budget: Limit) -> Cost:
+        nbytes = budget.of(self.peak_bytes) or self.peak_bytes
         overhead = self._overhead(nbytes)
         # Of what takes no time by the model, a call that fits takes as long as without a budget.
         time = (self._within + overhead) / self.seconds if self.seconds else 1.0 + overhead
@@ -281,9 +282,7 @@ def profile(
         else:
             trace = Trace(trace_on_shapes(f, args, given, backward=False))
             seconds = within = trace.cost
-        peak = trace.peak_bytes
-        nbytes = [limit.of(peak) or peak for limit in limits]
-        return Profile(name_of(f), trace, seconds, within, nbytes, link, is_measured)
+        return Profile(name_of(f), trace, seconds, within, limits, link, is_measured)
 
 
 def _measured(

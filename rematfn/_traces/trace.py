@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
+from .._C import format_bytes
 from .._inspection.stats import Stats
-from .._transform.budget import BudgetLike, format_bytes, parse_budget
+from .._transform.budget import BudgetLike, parse_budget
 from .._transform.deferred import refuse_deferred
 from .._transform.level import LevelOptions, call
 from .._transform.options import policy_of

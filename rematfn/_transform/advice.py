@@ -31,6 +31,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from .. import _C
+from .._C import format_bytes
 from .._interop.pytrees import tensors_of
 from ..errors import (
     BudgetError,
@@ -41,7 +42,7 @@ from ..errors import (
 )
 from ..policies import Custom
 from ..policies._planned import Guided, Planned
-from .budget import Limit, format_bytes
+from .budget import Limit
 from .history import MOST_LOST, Call, History
 from .options import Options
 

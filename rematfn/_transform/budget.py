@@ -12,8 +12,7 @@ from typing import Any, Final, SupportsIndex, TypeAlias
 from .. import _C
 
 BINARY: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_DECIMAL: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS: Final = BINARY | _DECIMAL
+_UNITS: Final = BINARY | {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(\s*)([A-Za-z]+|%)")
 _LETTERS: Final = {unit[0].lower(): unit for unit in ("KiB", "MiB", "GiB", "TiB")}
 
@@ -98,7 +97,7 @@ class Budget(SharedByCopies):
         return self._shared.peak_bytes()
 
     def __repr__(self) -> str:
-        return f"Budget({format_bytes(self.bytes, self._unit)!r})"
+        return f"Budget({_C.format_bytes(self.bytes, self._unit)!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return Budget, (self.bytes,)
@@ -132,7 +131,7 @@ class Limit:
         if self.shared is not None:
             return repr(self.shared)
         if self.bytes is not None:
-            return format_bytes(self.bytes, self.unit)
+            return _C.format_bytes(self.bytes, self.unit)
         if self.fraction is not None:
             return f"{self.fraction:g} of the unconstrained peak"
         return "no cap"
@@ -197,20 +196,6 @@ def _parse(budget: BudgetLike) -> Limit:
     if size == 1:
         raise ValueError("that is one byte. 1.0 is the whole peak.")
     return Limit(bytes=size)
-
-
-def format_bytes(n: int, like: str = "") -> str:
-    """Return a count of bytes as text, in the largest unit that fits: binary, or as ``like`` is.
-
-    At most two decimals are shown, and what they cannot show is rounded up. A number printed as the
-    smallest budget that would do is then enough when it is typed in, and a peak that keeps to a
-    budget never prints as more than that budget.
-
-    Example:
-        >>> format_bytes(64 * 2**20), format_bytes(100_000), format_bytes(512)
-        ('64 MiB', '97.66 KiB', '512 B')
-    """
-    return _C.format_bytes(n, like)
 
 
 def _parse_text(text: str) -> Limit:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rematfn._transform.budget import Limit, format_bytes, parse_budget
+from rematfn._C import format_bytes
+from rematfn._transform.budget import Limit, parse_budget
 
 # The same numbers each time, however long each takes.
 always_the_same = settings(deadline=None, derandomize=True, database=None)
@@ -96,6 +97,20 @@ def assert_shows_the_accepted_forms(message, budget):
     assert message.startswith(f"remat(f, budget={budget!r}): ")
     for form in ("4096", '"1.5GiB"', '"200MB"', "0.3", "(0, 1]", "None"):
         assert form in message
+
+
+@pytest.mark.parametrize(
+    ("n", "like", "text"),
+    [
+        (64 * 2**20, "", "64 MiB"),
+        (100_000, "", "97.66 KiB"),
+        (100_000, "MB", "100 kB"),
+        (512, "", "512 B"),
+        (2**64 - 1, "", "16777216 TiB"),
+    ],
+)
+def test_bytes_are_printed_in_the_largest_unit_that_fits(n, like, text):
+    assert format_bytes(n, like) == text
 
 
 @always_the_same
