@@ -57,9 +57,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = tree_map(self.faked, (args, kwargs or {}))
         if self.pauses:
             return func(*args, **kwargs)
-        given: list[tuple[int | str, Tensor]]
-        given = [(i, t) for i, x in enumerate(args) for t in tensors_in(x)]
-        given += [(name, t) for name, x in kwargs.items() for t in tensors_in(x)]
+        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        given = [(place, t) for place, x in places for t in tensors_in(x)]
         result = func(*args, **kwargs)
         self._note(func, given, args, result)
         return result

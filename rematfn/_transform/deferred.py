@@ -7,7 +7,6 @@ import types
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-import torch
 from torch import nn
 
 _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
@@ -39,8 +38,6 @@ def refuse_deferred(f: Any, call: str) -> None:
 
 def refuse_deferred_result(result: Any, call: str) -> None:
     """Raise a TypeError if ``result`` is what a call returns whose body has not run."""
-    if isinstance(result, torch.Tensor | tuple | dict | list) or result is None:
-        return
     if isinstance(result, Generator | Awaitable | types.AsyncGeneratorType):
         if isinstance(result, Generator | types.CoroutineType):
             result.close()  # nobody is going to wait for it

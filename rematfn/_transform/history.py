@@ -230,26 +230,24 @@ class History:
 
         Those come first that calls of other sizes have run; then the nearest in size.
         """
-        near = [key for key in self._by_size(signature) if key.signature.around == signature.around]
+        near = [key for key in self._nearest(signature) if key.signature.around == signature.around]
         programs = (program for key in near for program in (*key.programs.values(), key.on_shapes))
         found = [known for known in programs if known is not None and known.program is not None]
         return sorted(found, key=lambda known: not known.suits_others)
 
-    def _by_size(self, signature: Signature) -> list[_Key]:
-        """Return all keys, the nearest in size first."""
+    def _nearest(self, signature: Signature) -> list[_Key]:
+        """Return all keys: those in the same surroundings first, then the nearest in size."""
 
-        def ratio(key: _Key) -> float:
+        def distance(key: _Key) -> tuple[bool, float]:
             a, b = key.signature.nbytes, signature.nbytes
-            return max(a, b, 1) / max(min(a, b), 1)
+            return key.signature.around != signature.around, max(a, b, 1) / max(min(a, b), 1)
 
-        return sorted(self._keys.values(), key=ratio)
+        return sorted(self._keys.values(), key=distance)
 
     def _forecast_new(self, signature: Signature, outermost: bool) -> Call:
         if not self._keys:
             return Call("first", "nothing is known of the function yet", outermost)
-        by_size = self._by_size(signature)
-        alike = (key for key in by_size if key.signature.around == signature.around)
-        nearest = next(alike, by_size[0])
+        nearest = self._nearest(signature)[0]
         scale = max(signature.nbytes, 1) / max(nearest.signature.nbytes, 1)
         known = nearest.latest
         peak = known if isinstance(known, int) else known.peak_bytes

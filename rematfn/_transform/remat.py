@@ -173,8 +173,7 @@ def transformed(f: Any, options: Options) -> Any:
     name = options.name
     refuse_deferred(f, f"{name}(f)")
     if isinstance(f, staticmethod | classmethod):
-        refuse_deferred(f.__func__, f"{name}(f)")
-        return type(f)(Transformed(f.__func__, options))
+        return type(f)(transformed(f.__func__, options))
     if isinstance(f, nn.Module):
         return remat_module(f, options)
     if isinstance(f, type):

@@ -279,8 +279,7 @@ _DEFAULT_FOLDERS: Final[list[Callable[[], str]]] = [
     os.getcwd,
 ]
 
-DEFAULTS: Final[tuple[type[Tier], ...]] = (Host, Disk)
-KINDS: Final[tuple[type[Tier], ...]] = (*DEFAULTS, Packed)
+_KINDS: Final[tuple[type[Tier], ...]] = (Host, Disk, Packed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +337,7 @@ class Tiers:
 
 
 _TIERS: Final = (
-    "".join(kind.written for kind in reversed(KINDS))
+    "".join(kind.written for kind in reversed(_KINDS))
     + """
   [rematfn.Disk("/fast", "8GiB"), "/large"]  each value goes where it is back soonest"""
 )
@@ -364,13 +363,13 @@ def tiers_of(offload: object, call: str) -> Tiers:
 def parse_tiers(to: object, call: str, accepted: str = _ACCEPTED) -> Tiers:
     """Return the tiers that ``to`` means; ``call`` is what it was given to, for messages."""
     if to is None:
-        return Tiers(tuple(kind() for kind in DEFAULTS), as_there_are=True)
+        return Tiers((Host(), Disk()), as_there_are=True)
     given = to if isinstance(to, list | tuple) and to else [to]
     return Tiers(tuple(_parse_tier(each, call, accepted) for each in given))
 
 
 def _parse_tier(to: object, call: str, accepted: str) -> Tier:
-    for kind in KINDS:
+    for kind in _KINDS:
         if isinstance(to, kind):
             return to
         if to == kind.word:

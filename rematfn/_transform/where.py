@@ -30,11 +30,9 @@ _C.set_libraries(
 
 
 class _Asked(threading.local):
-    blocks = 0  # of `where` that the thread is in
-    modules: list[tuple[nn.Module, str]]  # whose forward runs, and their paths
-
     def __init__(self) -> None:
-        self.modules = []
+        self.blocks = 0  # of `where` that the thread is in
+        self.modules: list[tuple[nn.Module, str]] = []  # whose forward runs, and their paths
 
 
 asked = _Asked()
