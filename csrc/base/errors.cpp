@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -75,7 +76,8 @@ Figure written_in(const Unit& unit, std::size_t nbytes) {
            std::string(static_cast<std::size_t>(decimals) - digits.size(), '0') + digits;
   while (digits.back() == '0') digits.pop_back();
   if (digits.back() == '.') digits.pop_back();
-  return {static_cast<std::size_t>(parts * unit.bytes / scale), digits + " " + std::string(unit.name)};
+  const Wide bytes = std::min<Wide>(parts * unit.bytes / scale, std::numeric_limits<std::size_t>::max());
+  return {static_cast<std::size_t>(bytes), digits + " " + std::string(unit.name)};
 }
 
 Figure in_largest_unit(const std::array<Unit, 5>& units, std::size_t nbytes) {

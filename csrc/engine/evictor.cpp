@@ -37,7 +37,10 @@ void Evictor::evict(Version& version) {
 bool Evictor::evict_one(Table& table) {
   moves_.list_candidates();
   for (const bool spare_pending : {true, false}) {
-    if (Version* const victim = find_victim(table, spare_pending)) return evict(*victim), true;
+    Version* const victim = find_victim(table, spare_pending);
+    if (victim == nullptr) continue;
+    evict(*victim);
+    return true;
   }
   return moves_.relieve_one_copy(table);
 }
