@@ -154,9 +154,7 @@ def _fill_in_values(gm: fx.GraphModule) -> None:
             node.meta["val"] = node.target(*args, **kwargs)
 
 
-def _places(
-    gm: fx.GraphModule, results: Sequence[fx.Node], is_whole: bool
-) -> dict[fx.Node, int]:
+def _places(gm: fx.GraphModule, results: Sequence[fx.Node], is_whole: bool) -> dict[fx.Node, int]:
     """Return the piece of each node that computes something, and of each result."""
     found: dict[fx.Node, int] = {}
     place = 0  # what stays the operator that it is has an odd one

@@ -229,7 +229,7 @@ def test_what_makes_little_is_one_operator_each_way(
 
 
 def test_numbers_are_those_that_inductor_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds are an operator; an attention draws nothing, and is part of a graph that makes little."""
+    """Seeds are an operator; attention draws nothing, and is part of a graph that makes little."""
     monkeypatch.setattr(compiled_graphs, "_LITTLE", 1 << 18)
 
     def f(x: Tensor, w: Tensor) -> Tensor:

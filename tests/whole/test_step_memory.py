@@ -6,6 +6,7 @@ nobody has any more. Bytes are counted at the allocator.
 """
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -272,6 +273,33 @@ def test_a_step_that_does_not_fit_changes_nothing(name: str) -> None:
         with pytest.raises(rematfn.BudgetError, match="nothing has been changed"):
             bounded()
         assert_bitwise_equal([p.detach() for p in net.parameters()], before)
+
+
+@pytest.mark.parametrize("share", [0.64, 0.68, 0.72, 0.745])
+def test_the_fraction_that_a_refusal_names_is_enough(share: float) -> None:
+    """As it is written: what it comes to, once it is rounded, was tried out."""
+    torch.manual_seed(0)
+    x, target = torch.randn(40, 8), torch.randint(0, 3, (40,))
+
+    def calls_of_a_step(budget: float) -> None:
+        layers = nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 3)
+        net = nn.Sequential(nn.Linear(8, 8, bias=False), *layers)
+        optimiser = torch.optim.SGD(net.parameters(), 1e-2)
+
+        def step() -> None:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x), target).backward()
+            optimiser.step()
+
+        bounded = rematfn.remat(step, budget)
+        for _ in range(3):
+            bounded()
+
+    with pytest.raises(rematfn.BudgetError, match="the whole call fits") as caught:
+        calls_of_a_step(share)
+    found = re.search(r"Raise the budget to ([\d.]+) of the unconstrained", str(caught.value))
+    assert found
+    calls_of_a_step(float(found[1]))
 
 
 @pytest.mark.parametrize("share", [0.6, 0.5, 0.4])
