@@ -111,11 +111,8 @@ def rematfn(
 
                 return _Graph(gm, inputs, compile_piece, is_backward)
 
-            inductor: Any = compile_fx
-            compiled: Callable[..., Any] = inductor(
-                gm, example_inputs, compile_graph, {**patches, "triton.cudagraphs": False}
-            )
-            return compiled
+            patches["triton.cudagraphs"] = False
+            return compile_fx(gm, example_inputs, compile_graph, patches)  # type: ignore[return-value, arg-type]
         if inner == "aot_eager":
             from torch._dynamo.backends.common import aot_autograd
 

@@ -13,8 +13,7 @@ An operator that a level has to treat in its own way stays one, too: what draws 
 writes or adds up in an order that differs from run to run, or talks to other processes. So does a
 higher-order operator that is given such an operator, or of which nobody can tell what it does. So a
 piece gives the same bits whenever it runs. Random numbers of a given seed are a piece of their own:
-on a CPU they take longer than all that is done with them. The seeds are inductor's, and so are the
-numbers.
+on a CPU they take longer than all that is done with them. They are those that inductor draws.
 
 Where all that a graph makes is little, calling its operators takes longer than a finer choice among
 them could save. So it is not cut at its products and random numbers then: the cell of an LSTM,
@@ -60,6 +59,7 @@ _RACES_IF_COMPILED = {
     "scatter_reduce",
 }
 _MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+_SEEDS = "prims.inductor_seeds.default"
 _LITTLE = 1 << 18  # elements
 _FLOPS_OF_A_RANDOM_NUMBER = 800  # on a CPU, by its time beside a product's
 
@@ -135,11 +135,10 @@ def cut(gm: fx.GraphModule, is_backward: bool) -> list[Piece]:
             for node in part.graph.nodes:
                 if isinstance(node.target, torch._ops.HigherOrderOperator):
                     node.target = _for_levels(node.target)
-                elif _is_seeds(node):  # drawn as inductor draws them
-                    count, device = node.args
+                elif str(node.target) == _SEEDS:  # drawn as inductor draws them
                     of = torch.iinfo(torch.int64)
-                    node.target, node.args = aten.randint.low, (of.min, of.max, [count])
-                    node.kwargs = {"dtype": torch.int64, "device": device}
+                    node.kwargs = {"dtype": torch.int64, "device": node.args[1]}
+                    node.target, node.args = aten.randint.low, (of.min, of.max, [node.args[0]])
             part.recompile()
         pieces.append(Piece(part, taken[place], gives, is_fused))
     return pieces
@@ -162,7 +161,7 @@ def _places(gm: fx.GraphModule, results: Sequence[fx.Node], is_whole: bool) -> d
         if node.op != "call_function" or _is_copied(node):
             continue
         whole: Any = node.args[0] if node.target is operator.getitem else node
-        if _is_seeds(node):
+        if str(node.target) == _SEEDS:
             found[node] = place - 1  # beside the last that stays: it depends on no piece
         elif _stays(node):
             found[node] = place + 1
@@ -309,10 +308,6 @@ def _has_one_result(target: Any) -> bool:
 
 def _is_random(node: fx.Node) -> bool:
     return str(node.target) in ("prims.inductor_random.default", "prims.inductor_randint.default")
-
-
-def _is_seeds(node: fx.Node) -> bool:
-    return str(node.target) == "prims.inductor_seeds.default"
 
 
 def _is_size(node: fx.Node) -> bool:
