@@ -76,4 +76,4 @@ def test_dropout_within_the_compilers_budget() -> None:
             assert dropped_by(torch.compile(block, backend="inductor")) == expected
     torch._dynamo.reset()
     ours = torch.compile(block, backend="rematfn")
-    assert dropped_by(rematfn.remat(ours, policy=EvictEverything())) == (511, 0)
+    assert dropped_by(rematfn.remat(ours, policy=EvictEverything())) == (531, 0)
