@@ -37,6 +37,7 @@ struct Effort {
   // some operations of it. Where next to nothing fits, that is most of the time.
   bool counts_walks = false;
 };
+
 // A link that the outermost level may move over.
 struct LinkOptions {
   LinkFigures figures;

@@ -257,8 +257,8 @@ def has_to_stay(node: fx.Node) -> bool:
     """Return whether a node is no part of any piece: a second run may give other bits."""
     on_cpu = all(value.is_cpu for value in tensors_in(node.meta.get("val")))
     is_product = _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
-    draws = is_product and _packet(node) is not _CPU_ATTENTION and not _has_one_result(node.target)
-    return _is_operator(node) and (draws or not is_product)
+    repeats = is_product and (_packet(node) is _CPU_ATTENTION or _has_one_result(node.target))
+    return _is_operator(node) and not repeats
 
 
 def _stays(node: fx.Node) -> bool:
