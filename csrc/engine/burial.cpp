@@ -130,15 +130,4 @@ void Room::free_dropped(const Version& version, bool weighs) {
   }
 }
 
-bool Room::free_constants(const Table& table) {
-  std::vector<Ref<Version>> dropped;
-  for (Version* v = table.oldest; v != nullptr; v = v->next) {
-    if (!v->has_tensor && !v->producer && !v->trimmed && v->has_bytes()) dropped.emplace_back(v);
-  }
-  for (const Ref<Version>& version : dropped) free_dropped(*version, /*weighs=*/true);
-  bool any = !dropped.empty();
-  for (const Table* inner : table.inner) any |= free_constants(*inner);
-  return any;
-}
-
 }  // namespace rematfn

@@ -19,8 +19,7 @@
 //   3. Else the value is copied, and all stays as it was.
 //   4. What has a copy elsewhere needs no replay.
 // A constant that the program drops has lost its bytes in just the same way, but that lineage may keep
-// them: it does where a dependent is away, or where something has had to go and the dependents are larger. Where an
-// operator does not fit otherwise, that is asked again: what it reads cannot go, and does not count.
+// them: it does where a dependent is away, or where something has had to go and the dependents are larger.
 #include <algorithm>
 #include <exception>
 #include <iterator>

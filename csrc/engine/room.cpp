@@ -16,9 +16,7 @@ void Room::make_room(Table& table, std::size_t nbytes) {
     if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.
     std::size_t least = least_with(*t, nbytes);
-    if (least > t->budget && !is_replaying && (t->give_back_dropped() | free_constants(*t))) {
-      least = least_with(*t, nbytes);
-    }
+    if (least > t->budget && !is_replaying && t->give_back_dropped()) least = least_with(*t, nbytes);
     if (least > t->budget && (is_replaying || !t->give_way(least, nbytes))) {
       if (!is_replaying) t->note_need(least);
       throw NoRoom{t, least, least - nbytes};

@@ -53,8 +53,6 @@ class Room : public Moves {
   void free_dropped(const Version& version, bool weighs);
 
  private:
-  // The same, now, of all that the program dropped before. Whether there are any.
-  bool free_constants(const Table& table);
   // What `table` holds if all goes that may, with so many bytes more.
   [[nodiscard]] std::size_t least_with(const Table& table, std::size_t nbytes);
   // Of a budget that others share.

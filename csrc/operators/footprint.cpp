@@ -40,7 +40,8 @@ struct Hash {
         static_cast<std::uint64_t>(tensor.dim()) << 8U |
         static_cast<std::uint64_t>(tensor.is_wrapped_number()) << 16U |
         static_cast<std::uint64_t>(tensor.key_set().has_backend(c10::BackendComponent::CPUBit))
-            << 17U);
+            << 17U |
+        static_cast<std::uint64_t>(tensor.layout()) << 18U);
     if (tensor.has_symbolic_sizes_strides()) return;
     if (tensor.has_storage()) add(tensor.unsafe_storage().nbytes());
     if (tensor.is_nested()) return;  // its sizes differ: to ask for them throws
@@ -237,8 +238,9 @@ double flops_of(const OperatorFacts& facts, Arguments arguments, std::int64_t el
     case Work::kBytes:
       return 0;
     case Work::kMatmul: {
-      // addmm and baddbmm take the summand first.
-      const bool summand = arguments.size() > 2 && arguments[2].isTensor();
+      // addmm and baddbmm take the summand first; mm.out and bmm.out take their result third.
+      const bool third = arguments.size() > 2 && arguments[2].isTensor();
+      const bool summand = third && std::ranges::find(facts.writes, 2) == facts.writes.end();
       return 2 * extent(tensor(summand ? 1 : 0), -1) * for_each;
     }
     case Work::kConvolution:

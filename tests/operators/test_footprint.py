@@ -176,3 +176,22 @@ def least_budget(f: Callable[[Tensor], Tensor], x: Tensor) -> int:
     g = rematfn.remat(f, 1 << 30)
     g(x)
     return rematfn.stats(g).min_budget
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_operands_of_another_layout_are_another_call() -> None:
+    """The backward multiplies by a CSC and by a COO matrix of one shape, with other scratch."""
+    n = 60
+    matrix = (torch.rand(n, n) < 0.1).float() + torch.eye(n)
+    rows, pairs = matrix.to_sparse_csr(), matrix.to_sparse()
+    w = torch.randn(16, 16, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        hidden = (rows @ (x @ w)).relu() * 2
+        loss = functional.elu(torch.sparse.mm(pairs, hidden @ w)).sum()
+        return torch.autograd.grad(loss, w)[0]
+
+    g = rematfn.remat(step, 1.0)
+    for _ in range(4):
+        x = torch.randn(n, 16)
+        assert_bitwise_equal(g(x), step(x))

@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    EVERYTHING,
-    assert_bitwise_equal,
-    drawn,
-    refusal_of,
-    same_as_untransformed,
-    some,
-)
+from helpers import EVERYTHING, assert_bitwise_equal, refusal_of, same_as_untransformed, some
 from test_optimisers import OPTIMISERS, Build, held
 from torch import Tensor, nn
 
@@ -205,21 +198,6 @@ def test_a_constant_goes_when_the_program_drops_it() -> None:
         return timeline.peak
 
     assert peak(rematfn.remat(f)) == peak(f)
-
-
-def test_a_constant_kept_for_what_is_larger_goes_once_that_cannot_go() -> None:
-    """Or it would take the room of the operator that reads that."""
-    x = torch.randn(1 << 12)
-
-    def f() -> tuple[Tensor, ...]:
-        total = sum(x + i for i in range(5)).sum()  # from now on something has had to go
-        constant = drawn(x)
-        large, small = constant.repeat(2), constant[:64] * 2
-        del constant
-        return large.exp(), small, total
-
-    g = rematfn.remat(f, int(4.5 * x.nbytes))
-    assert_bitwise_equal(g(), f())
 
 
 # --- refusals -------------------------------------------------------------------------------------
