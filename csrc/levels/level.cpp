@@ -287,6 +287,7 @@ std::shared_ptr<LevelHandle> push_level(const LevelOptions& options) {
 std::string pop_level(Level& level) {
   leave_thread(level);
   if (!level.active) return {};  // See Note [A forked child is under no level]
+  if (top_level == nullptr) show_levels();  // whoever hid it has failed
   const Level* between = top_level;
   const bool on_top = between == &level;
   if (!pop(level)) between = level.enclosing_level();

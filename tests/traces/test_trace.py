@@ -170,3 +170,8 @@ def test_flops_are_those_that_torch_counts(network: str) -> None:
     with FlopCounterMode(display=False) as counter:
         f(*args)
     assert rematfn.record(f, *args).flops == counter.get_total_flops() > 0
+
+
+def test_flops_of_a_product_that_is_given_its_result() -> None:
+    a, b, out = torch.ones(3, 5), torch.ones(5, 7), torch.empty(3, 7)
+    assert rematfn.record(lambda: torch.mm(a, b, out=out).sum()).flops == 2 * 3 * 5 * 7

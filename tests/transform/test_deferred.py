@@ -11,6 +11,7 @@ from helpers import assert_bitwise_equal, assert_nothing_left, remains
 from torch import Tensor, nn
 
 import rematfn
+from rematfn import _C
 
 X = torch.linspace(-1, 1, 64)
 
@@ -126,6 +127,15 @@ def ended(running: Iterator[None]) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def test_a_level_that_ends_while_it_is_hidden_is_not_shown_again() -> None:
+    """A compilation that failed has hidden it, and not said that it ended."""
+    before = remains()
+    assert rematfn.remat(lambda x: (x.sin(), _C.hide_levels())[0], "1MiB")(X) is not None
+    _C.show_levels()
+    X.sin()
+    assert_nothing_left(before)
 
 
 @pytest.mark.parametrize("budget", [None, 8 * KIB4])
