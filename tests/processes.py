@@ -143,6 +143,8 @@ def fresh(script: Path, argument: str) -> Ended:
 
 _ZYGOTE = """
 import faulthandler, gc, json, os, signal, sys
+if not sys.path[0]:
+    del sys.path[0]  # the current folder may hold another build of the core than PYTHONPATH
 import torch, rematfn
 for module in sys.argv[1:]:
     __import__(module)

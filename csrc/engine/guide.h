@@ -159,6 +159,9 @@ class Guide {
   }
   // To the end of the call.
   void leave_schedule() { follows_schedule_ = false; }
+  // What is carried out has no room for so many bytes; and how many that were when it was noted first.
+  void note_lack(std::size_t nbytes) { lacked_ = lacked_ == 0 ? nbytes : lacked_; }
+  [[nodiscard]] std::size_t lacked() const { return lacked_; }
   void forget(const Operation& operation);
   // The operator that is about to be followed has taken `observed` seconds. So far, replays and waiting
   // took `overhead`, and copies `copying`.
@@ -220,6 +223,7 @@ class Guide {
   bool dormant_ = false;
   bool given_up_ = false;
   bool follows_schedule_ = false;
+  std::size_t lacked_ = 0;
   bool may_know_useless_ = false;
 };
 

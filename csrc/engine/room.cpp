@@ -13,6 +13,7 @@ void Room::make_room(Table& table, std::size_t nbytes) {
     const std::size_t rounded = t->rounded_up();
     if (t->shared ? claim(*t, nbytes) : t->used_bytes() + nbytes + rounded <= t->budget) [[likely]] continue;
     list_candidates();
+    if (observers.schedule() != nullptr) observers.guide->note_lack(t->used_bytes() + nbytes + rounded - t->budget);
     if (is_moving()) note_arrivals();
     // Whoever cannot have enough takes nothing.
     std::size_t least = least_with(*t, nbytes);

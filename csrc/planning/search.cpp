@@ -122,7 +122,7 @@ Plan Search::take_first() {
 //
 // Where less is replayed it pays less: for an LSTM's 4,355 operators at 0.2 it takes 0.2 s, and gains 0.005.
 bool Search::first_schedule_is_due() const {
-  return may_shorten() && !shortened_ && costs_much(found_or_online());
+  return may_shorten() && (lacks_room_ || !shortened_) && costs_much(found_or_online());
 }
 
 bool Search::costs_much(const PlanRef& plan) const {
@@ -159,15 +159,19 @@ std::shared_ptr<const Plan> Search::next() {
 
 // See Note [Replays that hindsight spares]
 bool Search::try_shortened() {
-  const bool is_again = scheduled_ && exchanges_left() > 0;
-  const PlanRef& run = is_again ? scheduled_ : found_or_online();
-  if (!may_shorten() || !run || run->overhead == 0) return false;
-  if (run == shortened_) return false;
-  if (is_again) ++exchanges_;
-  if (!is_again) shortened_ = run;
+  const bool is_again = !lacks_room_ && scheduled_ && exchanges_left() > 0;
+  const PlanRef& run = lacks_room_ ? shortened_ : is_again ? scheduled_ : found_or_online();
+  if (!may_shorten() || !run || run->overhead == 0 || (run == shortened_ && !lacks_room_)) return false;
   queue_.push_front(*run);
   queue_.front().shortened = true;
   queue_.front().carried_over = false;
+  if (is_again) {
+    ++exchanges_;
+  } else if (run != shortened_) {
+    shortened_ = run;
+    spared_ = 0;
+    times_spared_ = 0;
+  }
   return true;
 }
 
@@ -183,7 +187,7 @@ std::shared_ptr<const Schedule> Search::shorten(const PlanRef& plan, Effort& eff
   const ExchangeLimits exchanges{.operators = plan->schedule ? exchanges_left() : 0,
                                  .seed = exchanges_,
                                  .only_replayed = policy_.keeping.decides()};
-  return shortened(*trace_, budget_, deeds.replays, effort, exchanges);
+  return shortened(*trace_, budget_ - spared_, deeds.replays, effort, exchanges);
 }
 
 // A plan that prefers a way is compared with those that prefer the same, too.
@@ -221,7 +225,8 @@ Search::Found Search::simulate(const PlanRef& tried, Effort& effort) const {
   }
   plan->overhead = fits ? found.overhead() : kNever;
   plan->replayed = fits ? found.replayed_cost : kNever;
-  return {plan, std::move(deeds.moved)};
+  const bool is_first = tried->shortened && !tried->schedule;
+  return {plan, std::move(deeds.moved), is_first && options.guide ? options.guide->lacked() : 0};
 }
 
 void Search::note_result(const Found& found, std::uint64_t operators) {
@@ -241,6 +246,10 @@ void Search::note_result(const Found& found, std::uint64_t operators) {
     const double before = scheduled_ ? scheduled_->overhead : kNever;
     exchanged_in_vain_ = overhead < (1 - kGain) * before ? 0 : exchanged_in_vain_ + operators;
     if (overhead < before) scheduled_ = plan;
+    constexpr std::size_t kLittle = 64;  // of the budget, a part
+    constexpr int kMostTimes = 4;
+    lacks_room_ = found.lacked > 0 && found.lacked <= budget_ / kLittle && times_spared_++ < kMostTimes;
+    if (lacks_room_) spared_ += found.lacked;
     constexpr std::uint64_t kShorter = 8;  // Note [A search is worth what is replayed]
     if (plan->carried_over && scheduled_ == plan) limits_.in_vain /= kShorter;
     return;

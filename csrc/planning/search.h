@@ -98,6 +98,7 @@ class Search {
   struct Found {
     std::shared_ptr<const Plan> plan;  // with what it costs, and the schedule of a run that was shortened
     std::vector<bool> moved;           // by value: what went over the link
+    std::size_t lacked = 0;            // bytes: the first that a shortened run had no room for
   };
   // Throws Stopped.
   [[nodiscard]] Found simulate(const std::shared_ptr<const Plan>& plan, Effort& effort) const;
@@ -195,6 +196,10 @@ class Search {
   PlanRef carried_over_;  // to be compared with what is found
   PlanRef scheduled_;  // the best that is carried out, beside the sequence
   PlanRef shortened_;  // the last plan without a schedule whose run was shortened
+  // See Note [Replays that hindsight spares], 3
+  bool lacks_room_ = false;  // what was made of it last
+  std::size_t spared_ = 0;   // of the budget
+  int times_spared_ = 0;
   std::uint32_t exchanges_ = 0;  // the runs of schedules that were shortened, too
   std::uint64_t exchanged_in_vain_ = 0;  // operators, since they last gained
   std::shared_ptr<const Plan> online_;  // if that fits, and was as good as what was found before

@@ -16,8 +16,10 @@
 //      before; there they are what they were, and the rest need not be looked at.
 //   2. The first sweeps leave out what saves the most for the memory that it takes, bytes times
 //      calls; the last whatever fits.
-//   3. It always fits the budget, as the run does, but for what the engine does that is not in a trace.
-//      The schedule is simulated like any plan, so that it is followed only if it costs less.
+//   3. It always fits the budget, as the run does, but for what the engine does that is not in a sequence: a constant
+//      that the program has dropped may stay for what was made from it. Where room is short by 0.2 % a score chooses
+//      what goes, and replays may cascade. The schedule is simulated like any plan, so that it is followed only if it
+//      costs less; one that had too little room by a 64th is made anew in as much less room, four times at the most.
 // Where values may be moved, it is a run of a plan that drops them: a sequence has no copies.
 // Checkmate (Jain et al., MLSys 2020) writes all of this as an integer program; Moccasin (Bartan et al.,
 // ICML 2023) chooses intervals in which values are kept. This is a local search from a sequence that fits.
