@@ -47,8 +47,7 @@
 // Of a loop that runs less often than recorded, it would evict what the end reads, in a budget that nothing has
 // to leave. So a call that is expected to differ follows one only if the last such call ran the record's
 // operators to the end. Where its sizes are in other proportions the schedule may not fit as it is: then the score
-// says what goes, too, and the schedule goes on. (Forces of molecules of 80 to 128 atoms, calls four, five and eight
-// in 0.3 of the largest peak: 3.1, 0.96 and 0.52 are replayed; 3.7, 1.7 and 1.3 if the schedule was left there.)
+// says what goes, too, and the schedule goes on.
 // What a plan gains by a hundredth of the program on its record, it may lose where sizes differ. So it has to
 // gain two hundredths (kWorthAGuide); otherwise these calls follow the level's own policy.
 
