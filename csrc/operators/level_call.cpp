@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "operators/level_call.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
@@ -292,8 +293,23 @@ void LevelCall::take_inputs() {
     auto& input = static_cast<TensorVersion&>(*call().inputs[i].version);
     if (input.readings) [[unlikely]] input.note_reader(call(), i);
   }
-  if (!facts_.draws_random) [[likely]] return;
-  call().random = std::make_shared<const RandomState>(generator());
+  if (facts_.draws_random || facts_.may_draw) [[unlikely]] note_generator();
+}
+
+// Note [Whether an untagged operator draws is observed]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Operators of other libraries draw random numbers and lack the tag that says so: a replay that does not
+// restore the generator would draw others. So the state of their device's default generator is taken before
+// each first run, and belongs to the call if the run has moved it. On an accelerator the CPU's default
+// generator is observed as well, and as a call restores one generator, what has moved that one is kept. In a
+// capture no generator can be asked: results are kept there, but for compiled pieces, which hold no such
+// operator on an accelerator. Such a draw takes no turn (Note [Random operators take turns]).
+void LevelCall::note_generator() {
+  try {
+    call().random = std::make_shared<const RandomState>(generator());
+  } catch (const c10::Error&) {
+    if (facts_.draws_random) throw;  // a device may lack a generator
+  }
 }
 
 void LevelCall::run_kernel() {
@@ -313,14 +329,18 @@ void LevelCall::run_kernel() {
     for (const FoundTensor& f : found_) domain_.streams.note_use(*f.storage);
   }
   const std::uint64_t failed = failed_allocations();
+  const bool may_draw = operation_ && facts_.may_draw;
+  std::optional<RandomState> of_cpu;
+  if (may_draw && on_accelerator_) [[unlikely]] of_cpu.emplace(at::detail::getDefaultCPUGenerator());
   try {
     run_measured();
   } catch (...) {
     if (writes_) note_failed_write();
     throw;
   }
+  if (may_draw && call().random && !call().random->has_moved()) [[unlikely]] call().random.reset();
   // See Note [What found no memory may have taken another way]
-  if (failed != failed_allocations()) [[unlikely]] operation_.reset();
+  if (failed != failed_allocations() || (of_cpu && of_cpu->has_moved())) [[unlikely]] operation_.reset();
   // See Note [A thread takes over torch's number of threads]
   if (operation_ && !call().call_template->settings.has_threads()) {
     call().call_template = Ref<CallTemplate>(new CallTemplate(*call().call_template));

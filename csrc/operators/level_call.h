@@ -65,6 +65,7 @@ class LevelCall final : private Step {
   [[nodiscard]] double seconds_since(const std::optional<c10::Event>& begun);
   // That a random operator draws from: the one passed in, else its device's own.
   [[nodiscard]] at::Generator generator() const;
+  void note_generator();
 
   void sort_results();
   void give_away_parts();

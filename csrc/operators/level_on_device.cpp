@@ -72,7 +72,9 @@ void LevelCall::enter_capture() {
   const bool is_on_device = on_accelerator_ || found_.empty();
   check_replay(!level_.verify || !is_on_device, "`verify=True` reads back what operators have given, which is there "
                                                 "only while the graph runs. Capture a function without it");
-  if (facts_.draws_random && !draws_on_cpu_) nature_.replayable = false;
+  // See Note [Whether an untagged operator draws is observed]
+  const bool may_draw = facts_.may_draw && !op_.schema().name().starts_with("rematfn::");
+  if ((facts_.draws_random && !draws_on_cpu_) || (may_draw && is_on_device)) nature_.replayable = false;
   domain_.enter_capture();
   for (const FoundTensor& f : found_) {
     if (f.cell == nullptr || !f.cell->version->is_here()) continue;
@@ -97,8 +99,10 @@ void LevelCall::run_until_it_fits() {
 void LevelCall::run_until_device_has_room() {
   if (writes_ && facts_.makes_fresh) reserve();
   std::shared_ptr<const RandomState> random;
-  if (facts_.draws_random) {
-    random = operation_ ? call().random : std::make_shared<const RandomState>(generator());
+  if (operation_) {
+    random = call().random;
+  } else if (facts_.draws_random) {
+    random = std::make_shared<const RandomState>(generator());
   }
   for (;;) {
     try {

@@ -229,6 +229,7 @@ OperatorFacts read_facts(const c10::OperatorHandle& op) {
   facts.draws_random =
       op.hasTag(at::Tag::nondeterministic_seeded) ||
       std::find(kRandomPrims.begin(), kRandomPrims.end(), name) != kRandomPrims.end();
+  facts.may_draw = !facts.draws_random && !facts.is_view && !name.starts_with("aten::") && !name.starts_with("prims::");
   facts.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
   facts.never_replayed |= op.hasTag(at::Tag::nondeterministic_bitwise) || facts.communicates;
   facts.selects_backend = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect);

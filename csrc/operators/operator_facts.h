@@ -40,6 +40,7 @@ struct OperatorFacts {
   std::uint32_t unspecified = 0;
   bool overwrites = false;  // what it writes does not depend on the old contents
   bool draws_random = false;
+  bool may_draw = false;  // no tag says so: Note [Whether an untagged operator draws is observed]
   bool never_replayed = false;
   Races races = Races::kNever;
   bool selects_backend = false;   // has a BackendSelect kernel: a factory

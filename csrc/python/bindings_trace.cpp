@@ -86,12 +86,12 @@ std::shared_ptr<const OperatorFacts> facts_by(const std::string& name, const std
   return facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
 }
 
-// Whether any run of an operator on a CPU gives the bits of the first, whatever its arguments are, and a
-// generator's state.
-bool has_one_result(const std::string& name, const std::string& overload) {
+// Whether any run of an operator gives the bits of the first, whatever its arguments are, and a generator's
+// state. See Note [Whether an untagged operator draws is observed]
+bool has_one_result(const std::string& name, const std::string& overload, bool on_cpu) {
   const auto facts = facts_by(name, overload);
   const bool races = facts->races == Races::kByIndex || facts->races == Races::kOnThreads;
-  return !facts->draws_random && !facts->never_replayed && !facts->leaves_raw && !races;
+  return !facts->draws_random && (on_cpu || !facts->may_draw) && !facts->never_replayed && !facts->leaves_raw && !races;
 }
 
 // The FLOPs of an operator, and what the model gives it: `elements` are those of its largest result.

@@ -5,6 +5,8 @@
 
 #include <pthread.h>
 
+#include <cstring>
+
 #include "base/interpreter.h"
 #include "engine/domain.h"
 #include "engine/sharing.h"
@@ -24,7 +26,8 @@ const int turns_at_fork = pthread_atfork(nullptr, nullptr, [] { turn_mutex() = n
 RandomState::RandomState(at::Generator generator) : generator_(std::move(generator)) {
   const std::lock_guard guard(generator_.mutex());
   if (generator_.device().is_cpu()) {
-    copy_ = generator_.clone();
+    auto* cpu = generator_.get<at::CPUGeneratorImpl>();
+    of_cpu_.emplace(cpu->engine(), cpu->next_float_normal_sample(), cpu->next_double_normal_sample());
   } else {
     state_ = generator_.get_state();
   }
@@ -33,12 +36,23 @@ RandomState::RandomState(at::Generator generator) : generator_(std::move(generat
 void RandomState::restore() const {
   at::Generator generator = generator_;
   const std::lock_guard guard(generator.mutex());
-  if (!copy_.defined()) return generator.set_state(state_);
-  auto* to = generator.get<at::CPUGeneratorImpl>();
-  auto* from = copy_.get<at::CPUGeneratorImpl>();
-  to->set_engine(from->engine());
-  to->set_next_float_normal_sample(from->next_float_normal_sample());
-  to->set_next_double_normal_sample(from->next_double_normal_sample());
+  if (!of_cpu_) return generator.set_state(state_);
+  auto* cpu = generator.get<at::CPUGeneratorImpl>();
+  cpu->set_engine(of_cpu_->engine);
+  cpu->set_next_float_normal_sample(of_cpu_->next_float);
+  cpu->set_next_double_normal_sample(of_cpu_->next_double);
+}
+
+bool RandomState::has_moved() const {
+  const RandomState now = present();
+  if (!of_cpu_) {
+    return now.state_.nbytes() != state_.nbytes() ||
+           std::memcmp(now.state_.data_ptr(), state_.data_ptr(), state_.nbytes()) != 0;
+  }
+  const at::mt19937_data_pod then = of_cpu_->engine.data();
+  const at::mt19937_data_pod at_present = now.of_cpu_->engine.data();
+  return at_present.left_ != then.left_ || at_present.state_ != then.state_ ||
+         now.of_cpu_->next_float != of_cpu_->next_float || now.of_cpu_->next_double != of_cpu_->next_double;
 }
 
 // See Note [Random operators take turns]

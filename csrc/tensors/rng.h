@@ -13,27 +13,36 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/MT19937RNGEngine.h>
 #include <ATen/core/Tensor.h>
 
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace rematfn {
 
 class Domain;
 
-// A generator's state at one moment. A CPU generator is copied: asking for its state as a tensor
-// would allocate, in the middle of a budget, from the very allocator that is counted.
+// A generator's state at one moment. To ask a CPU generator for it as a tensor would allocate, in the middle of a
+// budget, from the very allocator that is counted.
 class RandomState {
  public:
   explicit RandomState(at::Generator generator);
   void restore() const;
+  [[nodiscard]] bool has_moved() const;  // somebody has drawn from the generator, or seeded it
   [[nodiscard]] RandomState present() const { return RandomState(generator_); }
 
  private:
+  struct OfCpu {
+    at::mt19937 engine;
+    std::optional<float> next_float;  // of a pair of normal numbers, the second
+    std::optional<double> next_double;
+  };
+
   at::Generator generator_;
-  at::Generator copy_;  // of a CPU's
-  at::Tensor state_;    // of another device's
+  std::optional<OfCpu> of_cpu_;
+  at::Tensor state_;  // of another device's
 };
 
 // No other thread runs a random operator under a level while this is held. `domain`, whose lock this

@@ -255,9 +255,10 @@ def is_little(made: Iterable[fx.Node]) -> bool:
 
 def has_to_stay(node: fx.Node) -> bool:
     """Return whether a node is no part of any piece: a second run may give other bits."""
-    on_cpu = all(value.is_cpu for value in tensors_in(node.meta.get("val")))
+    on_cpu = _is_on_cpu(node)
     is_product = _packet(node) in (_FLOPS if on_cpu else _MATRIX_PRODUCTS)
-    repeats = is_product and (_packet(node) is _CPU_ATTENTION or _has_one_result(node.target))
+    attends = _packet(node) is _CPU_ATTENTION
+    repeats = is_product and (attends or _has_one_result(node.target, on_cpu))
     return _is_operator(node) and not repeats
 
 
@@ -266,14 +267,20 @@ def _stays(node: fx.Node) -> bool:
     return bool(node.meta.get("stays"))
 
 
+def _is_on_cpu(node: fx.Node) -> bool:
+    return all(value.is_cpu for value in tensors_in(node.meta.get("val")))
+
+
 def _is_operator(node: fx.Node) -> bool:
     """Return whether a node stays the operator that it is, where graphs are cut at products."""
+    on_cpu = _is_on_cpu(node)
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
-        return _stays_itself(node.target)
+        return _stays_itself(node.target, on_cpu)
     # One that carries neither an operator nor a graph, into which `cut` looks, may do anything.
     leaves = tree_leaves([node.args, node.kwargs])
     operators = [leaf for leaf in leaves if isinstance(leaf, torch._ops.OpOverload)]
-    stays = any(map(_stays_itself, operators)) or not (operators or any(map(_is_graph, leaves)))
+    stays = any(_stays_itself(each, on_cpu) for each in operators)
+    stays |= not (operators or any(map(_is_graph, leaves)))
     return stays or str(node.target) == "with_effects"
 
 
@@ -294,16 +301,16 @@ def _is_graph(value: Any) -> bool:
     return isinstance(attribute(value.graph.owning_module), fx.GraphModule)
 
 
-def _stays_itself(target: Any) -> bool:
+def _stays_itself(target: Any, on_cpu: bool) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = target._schema.name.removeprefix("aten::")
     is_product = target.overloadpacket in _FLOPS
-    return is_product or name in _RACES_IF_COMPILED or not _has_one_result(target)
+    return is_product or name in _RACES_IF_COMPILED or not _has_one_result(target, on_cpu)
 
 
-def _has_one_result(target: Any) -> bool:
-    return bool(_C.has_one_result(target._schema.name, target._schema.overload_name))
+def _has_one_result(target: Any, on_cpu: bool) -> bool:
+    return bool(_C.has_one_result(target._schema.name, target._schema.overload_name, on_cpu))
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -115,6 +115,28 @@ def test_an_operator_that_draws_draws_once_though_it_is_tried_again() -> None:
         assert_bitwise_equal(run(rematfn.remat), expected)
 
 
+@pytest.mark.parametrize("sources", ["device", "cpu", "both"])
+def test_an_operator_that_no_tag_says_draws(sources: str) -> None:
+    """See Note [Whether an untagged operator draws is observed]."""
+
+    def scale(x: Tensor) -> Tensor:
+        y = x * torch.rand(1, device=x.device) if sources != "cpu" else x
+        return y * torch.rand((), device="cpu").item() if sources != "device" else y
+
+    def f(x: Tensor) -> Tensor:
+        y = torch.ops.tested.scale(x.sin())
+        return y.cos() * y
+
+    def run(transform: Transform) -> Any:
+        torch.manual_seed(3)
+        return transform(f)(torch.linspace(0, 1, 12)), torch.rand(2), torch.rand(2, device="cpu")
+
+    with torch.library._scoped_library("tested", "FRAGMENT") as library:
+        library.define("scale(Tensor x) -> Tensor")
+        library.impl("scale", scale, "CompositeExplicitAutograd")
+        assert_bitwise_equal(run(EVERYTHING), run(untransformed))
+
+
 # --- autograd's thread ---------------------------------------------------------------------------
 
 

@@ -281,12 +281,14 @@ def test_what_may_have_other_bits_is_not_fused(inner: str) -> None:
 
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
 @pytest.mark.parametrize(
-    "tag", [torch.Tag.nondeterministic_seeded, torch.Tag.nondeterministic_bitwise], ids=str
+    "tags",
+    [(torch.Tag.nondeterministic_seeded,), (torch.Tag.nondeterministic_bitwise,), ()],
+    ids=["seeded", "bitwise", "untagged"],
 )
-def test_a_custom_operator_that_writes_random_numbers(tag: torch.Tag, inner: str) -> None:
+def test_a_custom_operator_that_writes_random_numbers(tags: Any, inner: str) -> None:
     """It hides in the higher-order operator that makes it one which writes nothing."""
     with torch.library._scoped_library("tested", "FRAGMENT") as library:
-        library.define("scale(Tensor(a!) x) -> ()", tags=(tag,))
+        library.define("scale(Tensor(a!) x) -> ()", tags=tags)
 
         def scale(x: Tensor) -> None:
             x.mul_(torch.rand_like(x))
@@ -309,6 +311,12 @@ def test_a_custom_operator_that_writes_random_numbers(tag: torch.Tag, inner: str
             return out, x.grad, torch.rand(2)
 
         assert_same_as_eager(run, EVERY)
+        on_cpu, elsewhere = (
+            _C.has_one_result("tested::scale", "", where) for where in (True, False)
+        )
+        assert (on_cpu, elsewhere) == (not tags, False)
+        if not tags:  # fused: See Note [Whether an untagged operator draws is observed]
+            return
         message = r"may have other bits each time, and is in a branch or a loop"
         with pytest.raises(Exception, match=message):
             fused(lambda x: torch.cond(x.sum() > 0, body, torch.sin, (x,)))(leaves()[0].detach())

@@ -113,19 +113,28 @@ def test_a_kernel_that_transforms(transform: Transform, kind: str, around: str) 
     return g(x[0])
 
 
+@pytest.mark.parametrize("tags", [(torch.Tag.nondeterministic_seeded,), ()], ids=str)
 @same_as_eager
-def test_an_operator_that_draws_numbers_draws_them_again(transform: Transform) -> Any:
-    name = f"{NAMESPACE}::{fresh_name()}"
+def test_an_operator_that_draws_numbers_draws_them_again(transform: Transform, tags: Any) -> Any:
+    """Tagged or not: see Note [Whether an untagged operator draws is observed]."""
 
-    @torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+    @torch.library.custom_op(f"{NAMESPACE}::{fresh_name()}", mutates_args=(), tags=tags)
     def jitter(x: Tensor) -> Tensor:
-        return x + torch.rand_like(x) * torch.randn(())
+        return x + torch.rand_like(x) * torch.randn(())  # every other one is at hand already
+
+    @torch.library.custom_op(f"{NAMESPACE}::{fresh_name()}", mutates_args={"x"}, tags=tags)
+    def scale_(x: Tensor) -> None:
+        x.mul_(torch.randn(()))
 
     jitter.register_fake(torch.empty_like)
     torch.manual_seed(7)
-    x = torch.linspace(-1, 1, 12)
-    out = transform(lambda x: (jitter(x.sin()) * jitter(x)).cos() * torch.rand(12))(x)
-    return out, torch.rand(3)
+
+    def f(x: Tensor) -> Tensor:
+        y = jitter(x.sin()) * jitter(x)
+        scale_(y)
+        return (y.cos() + y) * torch.rand(12)
+
+    return transform(f)(torch.linspace(-1, 1, 12)), torch.rand(3)
 
 
 def test_an_operator_that_writes_to_a_list() -> None:
