@@ -176,14 +176,21 @@ bool Search::try_shortened() {
 }
 
 std::shared_ptr<const Schedule> Search::shorten(const PlanRef& plan, Effort& effort) const {
-  const SimulationOptions options{.budget = budget_,
+  // See Note [A schedule is squeezed]
+  constexpr std::array<double, 3> kParts{0.98, 0.96, 0.93};  // of the budget
+  constexpr double kMuchMore = 10;                           // than it is worth finishing
+  const bool is_squeezed = plan->schedule && exchanged_in_vain_ > 0 && exchanges_ % 2 == 1;
+  const double part = is_squeezed ? kParts[exchanges_ / 2 % kParts.size()] : 1;
+  const SimulationOptions options{.budget = static_cast<std::size_t>(part * static_cast<double>(budget_)),
                                   .policy = policy_,
                                   .guide = std::make_shared<Guide>(Followed{trace_, future_, plan}),
+                                  .most_overhead = is_squeezed ? kMuchMore * plan->overhead : kNever,
                                   .effort = &effort};
   Deeds deeds;
   effort.counts_walks = false;
   effort.most = kAll;
-  (void)rematfn::simulate(*trace_, options, &deeds);
+  const Statistics run = rematfn::simulate(*trace_, options, &deeds);
+  if (run.overhead() > options.most_overhead) throw Stopped{};  // it was not finished
   const ExchangeLimits exchanges{.operators = plan->schedule ? exchanges_left() : 0,
                                  .seed = exchanges_,
                                  .only_replayed = policy_.keeping.decides()};

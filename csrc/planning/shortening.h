@@ -32,6 +32,13 @@
 // This is an iterated local search (Lourenço et al., 2003) of chains of ejections (Glover, 1996), by chance.
 // Where values are marked, or the policy keeps some, only what the run has replayed goes: it went by that.
 // docs/design/floor.md has what exchanges bring.
+//
+// Note [A schedule is squeezed]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Exchanges change little at a time, and stop at what no such change betters. So where they gain no more, every other
+// turn begins with a run that follows the schedule in a little less room: where room is short a score chooses what
+// goes. The replays of that run, mostly several times as many, are then shortened and exchanged in all the room that
+// there is. It is a strategic oscillation (Glover, 1977) around the budget.
 
 #pragma once
 

@@ -139,6 +139,13 @@ def test_a_schedule_that_lacks_a_little_room_is_made_anew_in_less() -> None:
     assert program.overhead() < program.cost
 
 
+def test_a_schedule_is_squeezed_where_exchanges_find_no_more() -> None:
+    """They end at 1.12 of the program."""
+    trace = rematfn.record(penalised())
+    program = searched(trace, int(0.35 * trace.peak_bytes), search=400_000)
+    assert program.overhead() < program.cost
+
+
 @in_a_process
 def test_the_first_guided_call_has_a_schedule_where_much_is_replayed() -> None:
     """It does not wait for the thread, which is not there."""
