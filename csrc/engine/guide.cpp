@@ -25,7 +25,7 @@ Future::Future(const Trace& trace) : result_bytes(trace.result_bytes()), cost(tr
   std::vector<double> next(trace.values.size(), kNever);
   for (std::size_t e = trace.events.size(); e-- > 0;) {
     const auto [what, index] = trace.events[e];
-    const bool is_wanted = what == Trace::What::kSeal || what == Trace::What::kFilled ||
+    const bool is_wanted = Trace::leaves(what) || what == Trace::What::kFilled ||
                            what == Trace::What::kAddressed || what == Trace::What::kRead;
     if (is_wanted) next[index] = clock;
     if (what != Trace::What::kCall) continue;

@@ -109,9 +109,9 @@ void Recorder::note(Trace::What what, const Version& version) {
   if (version.recorded == kNoValue) return;
   // What came from outside, or has left, may be read again by whoever else holds it.
   const bool goes =
-      what == Trace::What::kRelease || what == Trace::What::kSeal || what == Trace::What::kRead;
+      what == Trace::What::kRelease || Trace::leaves(what) || what == Trace::What::kRead;
   if (goes && !version.table) return;
-  if (what == Trace::What::kSeal && !sealed_.insert(version.recorded).second) return;
+  if (Trace::leaves(what) && !sealed_.insert(version.recorded).second) return;
   trace->add(what, version.recorded);
 }
 

@@ -66,12 +66,14 @@ struct Trace {
     kCall,
     kRelease,  // the program has dropped the last tensor on a value
     kSeal,     // a value left: resident from now on, and not counted
+    kStored,   // the same, where there is room: the function has stored it away
     kFilled,   // a value may hold what its call has not made: resident, and a constant from now on
     kAddressed,  // somebody has its address: a constant, which is not moved from now on
     kRead,     // a value is about to be read by its address, by no call: resident at that moment
     kMark,     // the program has marked a value: see keeping.h
     kUnrecorded,  // so many bytes are now alive of what was allocated beside the calls
   };
+  [[nodiscard]] static bool leaves(What what) { return what == What::kSeal || what == What::kStored; }
   struct Event {
     What what;
     std::uint32_t index;  // of the call, the mark, the unrecorded bytes, or the value

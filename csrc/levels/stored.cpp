@@ -135,7 +135,7 @@ void hand_over(Level& level, bool sealed) {
         if (some == &stored) crowded.push_back(version);
         continue;
       }
-      level.domain->observers.note(Trace::What::kSeal, *version);
+      level.domain->observers.note(Trace::What::kStored, *version);
       level.tensor_domain().make_outside(*version);
       version->handed_over = true;
     }

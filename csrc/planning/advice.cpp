@@ -17,7 +17,7 @@ class Mirror {
     std::vector<bool> in_flight(trace_.values.size());
     for (const Trace::Event& event : trace_.events) {
       if (event.what == Trace::What::kCall) note_call(trace_.calls[event.index], in_flight);
-      if (event.what == Trace::What::kRelease || event.what == Trace::What::kSeal) {
+      if (event.what == Trace::What::kRelease || Trace::leaves(event.what)) {
         held_[event.index] = in_flight[event.index] = false;
       }
     }

@@ -232,7 +232,7 @@ class Sequence {
       node_of_event_[e] = add_reader(index);
       if (what == Trace::What::kRead) continue;
       is_held[index] = what == Trace::What::kFilled || what == Trace::What::kAddressed;
-      sealed[index] = what == Trace::What::kSeal;
+      sealed[index] = Trace::leaves(what);
     }
     for (Id value = 0; value < values; ++value) {
       if (is_held[value] && !replaced[value]) at_the_end_.push_back(add_reader(value));

@@ -212,8 +212,12 @@ class Simulation {
           domain_->release(std::move(versions_[event.index]), table_, &Store::no_bytes);
           break;
         case Trace::What::kSeal:
-          if (i == 0 || trace_.events[i - 1].what != Trace::What::kSeal) bring_back_together(i);
+          if (i == 0 || trace_.events[i - 1].what != event.what) bring_back_together(i);
           seal(*versions_[event.index]);
+          break;
+        case Trace::What::kStored:
+          if (i == 0 || trace_.events[i - 1].what != event.what) as_there_is_room([&] { bring_back_together(i); });
+          as_there_is_room([&] { seal(*versions_[event.index]); });
           break;
         case Trace::What::kFilled:
           keep(*versions_[event.index]);
@@ -263,11 +267,21 @@ class Simulation {
   // What leaves from that event on. See Note [Results count until the last is there]
   void bring_back_together(std::size_t event) {
     std::vector<Version*> wanted;
-    for (; event < trace_.events.size() && trace_.events[event].what == Trace::What::kSeal; ++event) {
+    const Trace::What what = trace_.events[event].what;
+    for (; event < trace_.events.size() && trace_.events[event].what == what; ++event) {
       Version* version = versions_[trace_.events[event].index].get();
       if (version->table) wanted.push_back(version);
     }
     domain_->gather(wanted);
+  }
+
+  // What finds none stays the level's.
+  template <class Function>
+  static void as_there_is_room(const Function& leave) {
+    try {
+      leave();
+    } catch (const NoRoom&) {
+    }
   }
 
   void seal(Version& version) {

@@ -22,8 +22,8 @@ namespace py = pybind11;
 namespace rematfn {
 namespace {
 
-constexpr const char* kEventNames[] = {"call",      "release", "seal",      "filled",
-                                       "addressed", "read",    "mark",    "unrecorded"};
+constexpr const char* kEventNames[] = {"call",      "release", "seal", "stored",    "filled",
+                                       "addressed", "read",    "mark", "unrecorded"};
 
 py::object data_of(const Trace& trace, const Trace::Event& event) {
   if (event.what == Trace::What::kMark) {
@@ -166,8 +166,8 @@ void bind_traces(py::module_& m) {
   const auto nogil = py::call_guard<py::gil_scoped_release>();
 
   py::class_<Trace, std::shared_ptr<Trace>> trace(m, "Trace");
-  for (const auto what : {Trace::What::kRelease, Trace::What::kSeal, Trace::What::kFilled, Trace::What::kAddressed,
-                          Trace::What::kRead}) {
+  for (const auto what : {Trace::What::kRelease, Trace::What::kSeal, Trace::What::kStored, Trace::What::kFilled,
+                          Trace::What::kAddressed, Trace::What::kRead}) {
     const std::string name = std::string("add_") + kEventNames[static_cast<std::size_t>(what)];
     trace.def(name.c_str(), [what](Trace& to, Trace::Id value) { to.add(what, value); });
   }

@@ -93,7 +93,7 @@ class _Reader:
             self._release(line["NAME"])
         elif kind == "ANNOTATE":
             what = line["ANNOTATION"]
-            if what in ("SEAL", "FILLED", "ADDRESSED", "READ"):
+            if what in ("SEAL", "STORED", "FILLED", "ADDRESSED", "READ"):
                 add = getattr(self._core, f"add_{what.lower()}")
                 add(self._storages[line["NAME"]].value)
             elif what == "BACKWARD":

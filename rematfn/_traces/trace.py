@@ -75,11 +75,12 @@ class Trace:
         - keys: ``FLOPS``, ``SCRATCH`` (bytes of a call), ``REPLAYABLE``, ``RAW`` (uninitialised),
           ``BACKWARD`` (called by autograd), ``WRITES`` (arguments from outside that are
           overwritten);
-        - annotations: ``SEAL`` (a value becomes a result), ``FILLED`` (raw memory becomes a
-          constant), ``ADDRESSED`` (a value whose address somebody has is not moved any more),
-          ``READ`` (a value is there at this moment, though no operator reads it), ``MARK``
-          (:func:`keep` marks a value), ``UNRECORDED`` (bytes that are alive from there on and that
-          no operator has made).
+        - annotations: ``SEAL`` (a value becomes a result), ``STORED`` (a value that the function
+          has stored away leaves, if it has room), ``FILLED`` (raw memory becomes a constant),
+          ``ADDRESSED`` (a value whose address somebody has is not moved any more), ``READ`` (a
+          value is there at this moment, though no operator reads it), ``MARK`` (:func:`keep` marks
+          a value), ``UNRECORDED`` (bytes that are alive from there on and that no operator has
+          made).
         """
         file.write(self._core, path)
 

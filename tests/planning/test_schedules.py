@@ -146,6 +146,35 @@ def test_a_schedule_is_squeezed_where_exchanges_find_no_more() -> None:
     assert program.overhead() < program.cost
 
 
+def test_what_is_stored_away_leaves_as_far_as_there_is_room() -> None:
+    """In the simulation as in the call, so that a plan is found though not all of it fits."""
+    stored: list[Tensor] = []
+
+    def step(x: Tensor) -> Tensor:
+        stored.clear()
+        for _ in range(8):
+            x = (x * 1.01).sin().exp()
+            stored.append(x * 2)
+        return x.sum()
+
+    x = torch.linspace(-1, 1, UNIT)
+    expected = step(x), list(stored)
+    g = rematfn.remat(step, 0.5)
+    for _ in range(4):
+        found = g(x)
+        stats = rematfn.stats(g)
+        assert_bitwise_equal((found, stored), expected)
+        finish_searches()
+    assert stats.call == "guided"
+    assert stats.why == "as the last call with the same numbers"
+    assert stats.budget is not None
+    assert stats.peak_bytes <= stats.budget < 8 * x.nbytes
+    whole = rematfn.record(step, x)
+    assert stats.replayed_cost == pytest.approx(
+        rematfn.simulate(whole, stats.budget).replayed_cost, rel=1e-6
+    )
+
+
 @in_a_process
 def test_the_first_guided_call_has_a_schedule_where_much_is_replayed() -> None:
     """It does not wait for the thread, which is not there."""
