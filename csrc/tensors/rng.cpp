@@ -27,7 +27,7 @@ RandomState::RandomState(at::Generator generator) : generator_(std::move(generat
   const std::lock_guard guard(generator_.mutex());
   if (generator_.device().is_cpu()) {
     auto* cpu = generator_.get<at::CPUGeneratorImpl>();
-    of_cpu_.emplace(cpu->engine(), cpu->next_float_normal_sample(), cpu->next_double_normal_sample());
+    of_cpu_ = OfCpu{cpu->engine(), cpu->next_float_normal_sample(), cpu->next_double_normal_sample()};
   } else {
     state_ = generator_.get_state();
   }
